@@ -141,6 +141,6 @@ def check_labels(y: NDArray, n_samples: int, path: Path) -> NDArray:
 def _refuse_missing(missing: NDArray[np.bool_], path: Path) -> None:
     if missing.any():
         raise ValueError(
-            f"{path}: {int(missing.sum())} labels are missing (NaN or empty), the first in row "
-            f"{int(missing.argmax())} counting from 0; remove these samples or label them"
+            f"{path}: {int(missing.sum())} of {len(missing)} labels are missing (NaN or empty), "
+            f"the first in row {int(missing.argmax())} counting from 0; remove these samples or label them"
         )

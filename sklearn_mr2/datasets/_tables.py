@@ -98,11 +98,11 @@ def read_parquet(path: Path, label: str | None) -> tuple[NDArray, NDArray, list[
         frame.columns = [str(name) for name in frame.columns]
     column = _choose_label(list(frame.columns), label, path)
     labels = frame.pop(column)
-    if labels.isna().any():
+    missing = labels.isna().to_numpy()
+    if missing.any():
         raise ValueError(
-            f"{path}: {int(labels.isna().sum())} labels in column {column!r} are missing, the "
-            f"first in row {int(labels.isna().to_numpy().argmax())} counting from 0; remove these "
-            "rows or label them"
+            f"{path}: {missing.sum()} of {len(missing)} labels in column {column!r} are missing, "
+            f"the first in row {missing.argmax()} counting from 0; remove these rows or label them"
         )
     with reading(path, f"table with labels in column {column!r}", "give one label a row"):
         y = np.asarray(labels.tolist())

@@ -216,8 +216,8 @@ def test_commas_in_text_labels(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        ([0.0, np.nan, 1.0, 1.0], ["1 labels are missing", "row 1"]),
-        (["a", "b", "", "nan"], ["2 labels are missing", "row 2"]),
+        ([0.0, np.nan, 1.0, 1.0], ["1 of 4 labels are missing", "row 1"]),
+        (["a", "b", "", "nan"], ["2 of 4 labels are missing", "row 2"]),
         ([0.5, 1.0, 2.0, 1.0], ["not whole numbers"]),
         ([np.inf, 1.0, 2.0, 1.0], ["not whole numbers"]),
         ([1, 2, 3], ["3 labels for 4 samples"]),
@@ -288,7 +288,7 @@ def test_csv_labels_keep_words_that_pandas_takes_for_missing(tmp_path):
     path = write_csv(tmp_path / "e.csv", "a,label\n1,None\n2, NA \n3,None\n4,n/a\n")
     assert load_embeddings(path)[1].tolist() == ["None", "NA", "None", "n/a"]
     path = write_csv(tmp_path / "e.csv", "a,label\n1,0\n2,\n3,1\n4,\n")
-    refused(path, "2 labels are missing", "row 1")
+    refused(path, "2 of 4 labels are missing", "row 1")
 
 
 @pytest.mark.parametrize(
@@ -309,6 +309,12 @@ def test_csv_labels_keep_words_that_pandas_takes_for_missing(tmp_path):
 )
 def test_bad_csv(tmp_path, text, words):
     refused(write_csv(tmp_path / "e.csv", text), *words)
+
+
+def test_csv_with_byte_order_mark(tmp_path):
+    path = write_csv(tmp_path / "e.csv", "\ufefflabel,a\r\nx,1\r\ny,2\r\n")
+    features, labels, names = load_embeddings(path)
+    assert (features.tolist(), labels.tolist(), names) == ([[1], [2]], ["x", "y"], ["a"])
 
 
 def test_csv_in_another_encoding(tmp_path):
@@ -363,7 +369,7 @@ def test_parquet_nullable_columns(tmp_path):
     frame(c=pd.array([1, None, 3, 4], "Int32"), y=Y).to_parquet(path)
     refused(path, "NaN", "row 1", "column 'c'")
     frame(y=pd.array([3, None, 3, 1], "Int64")).to_parquet(path)
-    refused(path, "1 labels in column 'y' are missing", "row 1")
+    refused(path, "1 of 4 labels in column 'y' are missing", "row 1")
     frame(y=pd.to_datetime(["2020-01-01"] * 4)).to_parquet(path)
     refused(path, "are no classes")
 
