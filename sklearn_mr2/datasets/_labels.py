@@ -142,5 +142,6 @@ def _refuse_missing(missing: NDArray[np.bool_], path: Path) -> None:
     if missing.any():
         raise ValueError(
             f"{path}: {int(missing.sum())} of {len(missing)} labels are missing (NaN or empty), "
-            f"the first in row {int(missing.argmax())} counting from 0; remove these samples or label them"
+            f"the first in row {int(missing.argmax())} counting from 0; remove these samples or "
+            "label them"
         )
