@@ -48,7 +48,7 @@ def _wilson_interval(
     return low, high
 
 
-def _third_size(n_classes: int) -> int:
+def third_size(n_classes: int) -> int:
     """Number of classes in the hardest third: n_classes / 3 rounded, at least one."""
     return max(1, round(n_classes / 3))
 
@@ -117,7 +117,7 @@ def difficulty_thirds(recall: pd.Series) -> pd.Series:
     values = recall.to_numpy(dtype=np.float64, na_value=np.nan)
     known = np.flatnonzero(~np.isnan(values))
     order = known[np.argsort(values[known], kind="stable")]
-    size = _third_size(len(order))
+    size = third_size(len(order))
     thirds = np.full(len(values), None, dtype=object)
     thirds[order] = "medium"
     thirds[order[size:][-size:]] = "easy"
@@ -351,7 +351,7 @@ def disparity_score(
     if summary == "std":
         return float(-values.std())
     if hard_classes is None:
-        values = np.sort(values)[: _third_size(len(values))]
+        values = np.sort(values)[: third_size(len(values))]
     return float(values.mean())
 
 
