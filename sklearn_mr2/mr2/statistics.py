@@ -64,7 +64,9 @@ def _check_norm(norm: float) -> float:
     return float(norm)
 
 
-def check_batch(features: Any, y: Tensor, sample_weight: Tensor | None) -> None:
+def check_batch(
+    features: Any, y: Tensor, sample_weight: Tensor | None, name: str = "features"
+) -> None:
     """Raise if shapes or dtypes of a batch disagree.
 
     The values are left alone: a look at them would make the host wait for an accelerator in every
@@ -72,16 +74,16 @@ def check_batch(features: Any, y: Tensor, sample_weight: Tensor | None) -> None:
     """
     if features.ndim != 2:
         raise ValueError(
-            f"features must have shape (n_samples, n_features), got {tuple(features.shape)}: "
+            f"{name} must have one row for each sample, got shape {tuple(features.shape)}: "
             "flatten or pool everything but the first dimension."
         )
     if y.dtype != torch.int64:
         raise ValueError(f"y must hold class codes as int64, got {y.dtype}: use y.long().")
-    for name, value in (("y", y), ("sample_weight", sample_weight)):
+    for other, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None and value.shape != features.shape[:1]:
             raise ValueError(
-                f"{name} must have one entry for each of the {features.shape[0]} rows of "
-                f"features, got shape {tuple(value.shape)}."
+                f"{other} must have one entry for each of the {features.shape[0]} rows of "
+                f"{name}, got shape {tuple(value.shape)}."
             )
 
 
@@ -277,7 +279,22 @@ def class_margins(
     return torch.where(known, margins, mean_margin)
 
 
-class RunningClassMoments(nn.Module):
+class FullPrecisionModule(nn.Module):
+    """A module whose buffers move and are cast as usual, but never below float32.
+
+    ``half()`` and ``to(torch.bfloat16)`` are meant for a network's parameters; statistics would be
+    ruined by them.
+    """
+
+    def _apply(self, fn, recurse=True):
+        def keep_precision(tensor: Tensor) -> Tensor:
+            applied = fn(tensor)
+            return tensor.to(applied.device) if applied.dtype.itemsize < 4 else applied
+
+        return super()._apply(keep_precision, recurse)
+
+
+class RunningClassMoments(FullPrecisionModule):
     """Moments of the features of each class, kept up to date batch by batch.
 
     For features that change while a network learns. A batch holds few samples of a class, often
@@ -369,14 +386,6 @@ class RunningClassMoments(nn.Module):
         }.items():
             self.register_buffer(name, torch.zeros(shape, device=device, dtype=dtype))
 
-    def _apply(self, fn, recurse=True):
-        # half() and to(bfloat16) are for a network's parameters: statistics move, but keep float32.
-        def keep_precision(tensor: Tensor) -> Tensor:
-            applied = fn(tensor)
-            return tensor.to(applied.device) if applied.dtype.itemsize < 4 else applied
-
-        return super()._apply(keep_precision, recurse)
-
     def extra_repr(self) -> str:
         return f"{self.n_classes}, {self.n_features}, momentum={self.momentum}, norm={self.norm:g}"
 
@@ -446,6 +455,12 @@ class RunningClassMoments(nn.Module):
         self.dispersion.index_add_(0, y, dispersion)
         self.mean.index_add_(0, y, mean)
         self.weight.index_add_(0, y, torch.where(batch_weight > 0, new_weight - old_weight, 0))
+
+    @torch.no_grad()
+    def load(self, moments: ClassMoments) -> None:
+        """Take over moments measured elsewhere, for instance exactly on earlier data."""
+        for name in ("weight", "mean", "dispersion", "variance"):
+            getattr(self, name).copy_(getattr(moments, name))
 
     def moments(self) -> ClassMoments:
         """The statistics as they stand; later updates do not change what was returned."""
