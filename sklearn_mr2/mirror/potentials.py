@@ -368,7 +368,7 @@ class HyperbolicEntropy(Potential):
     """
 
     name: ClassVar[str] = "hyperbolic_entropy"
-    # lam sinh(z) grows at most by the factor exp(0.3) = 1.35 in one step.
+    # sqrt(t^2 + lam^2) grows at most by the factor exp(0.3) = 1.35 in one step.
     max_dual_step: ClassVar[float] = 0.3
     lam: float = 0.1
 
