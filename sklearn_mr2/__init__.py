@@ -1,5 +1,7 @@
 """Margins from feature spread (MR2) and mirror flow as scikit-learn estimators on torch."""
 
 from ._version import __version__
+from .metrics import PerClassDisparityScorer
+from .mr2 import MR2Classifier
 
-__all__ = ["__version__"]
+__all__ = ["MR2Classifier", "PerClassDisparityScorer", "__version__"]

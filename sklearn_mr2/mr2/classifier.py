@@ -1,0 +1,535 @@
+"""MR2 as a scikit-learn classifier."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import check_cv
+from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+
+from ..base import TorchClassifier, TrainingData
+from ..net import IsolatedRNG, TensorDataset, TensorNet
+from .heads import LinearHead
+from .losses import MARGIN_MODES, MARGIN_STATISTICS, LogitMarginLoss, MR2Loss
+from .probe import GramPreconditioner, PreconditionedLBFGS, Solve
+from .statistics import ClassMoments, class_margins, class_moments
+
+#: Samples that the probe's preconditioner is made of: enough for its spectrum, few enough to cost
+#: less than a pass over large data.
+_PRECONDITIONER_ROWS = 4096
+
+
+class HeadedModule(nn.Module):
+    """A backbone and a head: maps a batch to ``(logits, features)``."""
+
+    head: LinearHead
+
+    def __init__(self, backbone: nn.Module, head: LinearHead) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def forward(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.backbone(X)
+        return self.head(features), features
+
+
+class FixedMarginLoss(nn.Module):
+    """The logit margin loss of frozen features, whose margins do not change during training.
+
+    Parameters
+    ----------
+    margins, spread : Tensor of shape (n_classes,)
+        The margins, and the statistic they come from.
+    moments : ClassMoments or None
+        The moments of the features, if that statistic is made of them.
+    mode : {"divide", "subtract"}
+        How margins act.
+    """
+
+    margins: Tensor
+    spread: Tensor
+
+    def __init__(
+        self,
+        margins: Tensor,
+        spread: Tensor,
+        moments: ClassMoments | None,
+        mode: Literal["divide", "subtract"],
+    ) -> None:
+        super().__init__()
+        self.logit_loss = LogitMarginLoss(mode)
+        self.register_buffer("margins", margins)
+        self.register_buffer("spread", spread)
+        self.moments = moments
+
+    def forward(
+        self, logits: Tensor, features: Tensor, y: Tensor, sample_weight: Tensor | None = None
+    ) -> Tensor:
+        return self.logit_loss(logits, y, self.margins, sample_weight)
+
+
+class ProbeNet(TensorNet):
+    """A net whose optimiser is :class:`~sklearn_mr2.mr2.probe.PreconditionedLBFGS`."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        make_preconditioner: Callable[[TensorNet], Solve] | None = None,
+        tol: float = 1e-6,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(module, accumulate=True, stochastic=False, **kwargs)
+        self.make_preconditioner = make_preconditioner
+        self.tol = tol
+
+    def initialize_optimizer(self, *args: Any, **kwargs: Any) -> ProbeNet:
+        make = self.make_preconditioner
+        self.optimizer_: PreconditionedLBFGS | None = PreconditionedLBFGS(
+            self.module_.parameters(), None if make is None else lambda: make(self), tol=self.tol
+        )
+        return self
+
+    def train_on(
+        self, train: TensorDataset, valid: TensorDataset | None = None, *, epochs: int
+    ) -> ProbeNet:
+        super().train_on(train, valid, epochs=epochs)
+        if self.optimizer_ is None or not self.optimizer_.converged:
+            warnings.warn(
+                f"The probe has not converged in max_epochs={epochs} iterations. Raise max_epochs "
+                "or tol, or standardise the features.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+        # The optimiser refers to the data, the net is kept and pickled.
+        self.make_preconditioner = None
+        self.optimizer_ = None
+        return self
+
+
+class MR2Classifier(TorchClassifier):
+    """Classifier with a margin for each class, computed from the spread of its features.
+
+    Classes differ in how far their features spread, and those that spread more tend to be learned
+    worse even when all classes have the same number of samples. MR2 gives a class the margin
+
+    .. math:: \\gamma_k = \\bar c \\, K \\, r_k^{1/3} \\Big/ \\sum_j r_j^{1/3}, \\qquad
+        r_k = \\|\\mu_k\\|_2^2 + \\|s_k\\|_2^2
+
+    (Corollary 1 of [1]_; :math:`\\mu_k` and :math:`s_k` are mean and standard deviation of the
+    class's features) and minimises :math:`-\\log \\mathrm{softmax}(z / \\gamma_y)_y`. Predictions
+    use the raw logits `z`.
+
+    With ``module="linear"`` it is a linear probe: a convex problem, solved to its optimum by a
+    full-batch optimiser that takes a fraction of the passes of
+    :class:`~sklearn.linear_model.LogisticRegression`. Without margins
+    (``margin_statistic=None``) it is that model.
+
+    Parameters
+    ----------
+    module : "linear", default="linear"
+        What maps `X` to the features under the head. "linear" uses `X` itself.
+    margin : float, default=1.0
+        Mean of the class margins, :math:`\\bar c`. Where margins divide, it acts as a temperature
+        that trades against `C`.
+    margin_statistic : {"second_moment", "dispersion", "error"} or None, default="second_moment"
+        What the margin of a class grows with: the second moment of its features (the paper's
+        rule), their dispersion around the class mean, or the class's out-of-fold error. With None
+        every class gets `margin`.
+    margin_exponent : float, default=1/3
+        Power of the statistic.
+    margin_mode : {"divide", "subtract"}, default="divide"
+        Whether a margin divides the logits of a sample (the paper's rule) or is subtracted from
+        the logit of its class.
+    margin_norm : float, default=2
+        Norm of the statistics, see :func:`~sklearn_mr2.mr2.statistics.class_moments`.
+    C : float, default=1.0
+        Inverse strength of the L2 penalty on the head's weights, with the meaning it has in
+        :class:`~sklearn.linear_model.LogisticRegression`: the objective is
+        ``sum_i w_i l_i + ||W||^2 / (2 C)``, the intercept is not penalised.
+    fit_intercept : bool, default=True
+        Whether the head has an intercept.
+    class_weight : dict or "balanced", optional
+        Weights of the classes, multiplied with `sample_weight`.
+    error_cv : int or cross-validation splitter, optional
+        Folds that the class errors behind ``margin_statistic="error"`` and
+        `margin_error_correlation_` are measured on; each fold is one more fit. None means 5 folds
+        with ``margin_statistic="error"`` and none otherwise.
+    optimizer : "auto" or subclass of torch.optim.Optimizer, default="auto"
+        "auto" is the full-batch optimiser for a linear probe and Adam otherwise. Parameters are
+        passed as ``optimizer__*``.
+    max_epochs : int or "auto", default="auto"
+        Largest number of passes over the data; for the full-batch optimiser of iterations. "auto"
+        is 2000 for it and 50 otherwise.
+    batch_size : int or "auto", default="auto"
+        Samples in a mini-batch, 128 by default. The full-batch optimiser always sums over all
+        samples and takes this as the number of rows that it handles at a time.
+    lr : float or "auto", default="auto"
+        Learning rate of mini-batch optimisers, 1e-3 by default.
+    tol : float, default=1e-6
+        The full-batch optimiser stops at this relative distance from the optimal objective.
+    validation_fraction : float, optional
+        Share of the training data held out for validation scores and `callbacks` such as early
+        stopping. A class with a single sample stays in the training part.
+    device : str or torch.device, default="auto"
+        Where to train and predict. "auto" takes a GPU when there is one.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Floating point type of data and model. "auto" keeps that of `X`.
+    warm_start : bool, default=False
+        Start from the parameters of the last fit.
+    callbacks : list of skorch callbacks, optional
+        Used as copies; parameters are passed as ``callbacks__*``.
+    verbose : int, default=0
+        Print a line for each epoch if positive.
+    random_state : int, RandomState instance or None, default=None
+        Source of randomness: initialisation, order of mini-batches, folds. Neither numpy's nor
+        torch's global state is used.
+    **kwargs
+        Passed on to skorch: ``module__*``, ``optimizer__*``, ``callbacks__*`` and
+        ``iterator_train__*``.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        Class labels.
+    coef_ : ndarray of shape (n_classes, n_features_out) or (1, n_features_out)
+        Weights of the head; one row for two classes.
+    intercept_ : ndarray of shape (n_classes,) or (1,)
+        Intercepts of the head.
+    margins_ : ndarray of shape (n_classes,)
+        Margin of each class.
+    class_spread_ : ndarray of shape (n_classes,)
+        The statistic that the margins come from; NaN with ``margin_statistic=None``.
+    margin_error_correlation_ : float
+        Spearman's rank correlation of margins and class errors: whether the classes with the
+        larger margins are the difficult ones. NaN where it is not defined or was not asked for.
+    margin_error_source_ : {"validation", "out_of_fold", None}
+        What the class errors were measured on: the validation data where there are some, else
+        out of fold with `error_cv`.
+    n_iter_ : int
+        Number of epochs trained.
+    history_ : DataFrame
+        One row an epoch: losses, durations and whatever callbacks recorded.
+    net_ : skorch net
+        The trained net.
+    n_features_in_ : int
+        Number of features seen in :meth:`fit`.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the features, if `X` had string names.
+
+    References
+    ----------
+    .. [1] Zhu et al., "Reducing class-wise performance disparity via margin regularization",
+       arXiv 2602.00205.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from sklearn_mr2 import MR2Classifier
+    >>> X, y = load_digits(return_X_y=True)
+    >>> probe = MR2Classifier(C=0.1).fit(X[:1000], y[:1000])
+    >>> probe.margins_.shape
+    (10,)
+    >>> probe.score(X[1000:], y[1000:]) > 0.9
+    True
+    """
+
+    _parameter_constraints: dict = {
+        **TorchClassifier._parameter_constraints,
+        "module": [StrOptions({"linear"})],
+        "margin": [Interval(Real, 0, None, closed="neither")],
+        "margin_statistic": [StrOptions(set(MARGIN_STATISTICS)), None],
+        "margin_exponent": [Interval(Real, 0, None, closed="left")],
+        "margin_mode": [StrOptions(set(MARGIN_MODES))],
+        "margin_norm": [Interval(Real, 1, None, closed="left")],
+        "C": [Interval(Real, 0, None, closed="right")],
+        "fit_intercept": ["boolean"],
+        "error_cv": [Interval(Integral, 2, None, closed="left"), HasMethods(["split"]), None],
+        "optimizer": [StrOptions({"auto"}), type],
+        "batch_size": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+        "lr": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+        "tol": [Interval(Real, 0, None, closed="left")],
+    }
+
+    def __init__(
+        self,
+        module: Any = "linear",
+        *,
+        margin: float = 1.0,
+        margin_statistic: Literal["second_moment", "dispersion", "error"] | None = "second_moment",
+        margin_exponent: float = 1 / 3,
+        margin_mode: Literal["divide", "subtract"] = "divide",
+        margin_norm: float = 2,
+        C: float = 1.0,
+        fit_intercept: bool = True,
+        class_weight: dict | Literal["balanced"] | None = None,
+        error_cv: Any = None,
+        optimizer: Any = "auto",
+        max_epochs: int | Literal["auto"] = "auto",
+        batch_size: int | Literal["auto"] = "auto",
+        lr: float | Literal["auto"] = "auto",
+        tol: float = 1e-6,
+        validation_fraction: float | None = None,
+        device: str | torch.device = "auto",
+        dtype: Literal["auto", "float32", "float64"] = "auto",
+        warm_start: bool = False,
+        callbacks: list | None = None,
+        verbose: int = 0,
+        random_state: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        self.module = module
+        self.margin = margin
+        self.margin_statistic = margin_statistic
+        self.margin_exponent = margin_exponent
+        self.margin_mode = margin_mode
+        self.margin_norm = margin_norm
+        self.C = C
+        self.fit_intercept = fit_intercept
+        self.class_weight = class_weight
+        self.error_cv = error_cv
+        self.optimizer = optimizer
+        self.max_epochs = max_epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.tol = tol
+        self.validation_fraction = validation_fraction
+        self.device = device
+        self.dtype = dtype
+        self.warm_start = warm_start
+        self.callbacks = callbacks
+        self.verbose = verbose
+        self.random_state = random_state
+        self._set_passthrough(kwargs)
+
+    # ------------------------------------------------------------------ building the net
+
+    def _build_net(
+        self, data: TrainingData, rng: IsolatedRNG, seed: int, *, by_parts: bool
+    ) -> TensorNet:
+        with rng.scope():
+            module = self._build_module(data)
+        full_batch = self.optimizer == "auto" and not by_parts
+        l2 = 1 / (self.C * data.total_weight)
+        self._error: NDArray | None = None
+        criterion = self._running_loss(module) if by_parts else self._frozen_loss(data)
+        options: dict[str, Any] = {
+            "criterion": criterion,
+            "rng": rng,
+            "head_l2": l2,
+            "max_epochs": self._resolve(self.max_epochs, 2000 if full_batch else 50),
+            "batch_size": self._resolve(self.batch_size, 4096 if full_batch else 128),
+            "iterator_valid__batch_size": 4096,
+            "callbacks": self._fresh_callbacks(),
+            "device": self.device_,
+            "verbose": self.verbose,
+            **self._passthrough("callbacks__"),
+        }
+        net: TensorNet
+        if full_batch:
+            net = ProbeNet(
+                module,
+                tol=self.tol,
+                make_preconditioner=lambda net: _probe_preconditioner(
+                    net, data, self.margin_mode, self.fit_intercept
+                ),
+                **options,
+            )
+        else:
+            net = TensorNet(
+                module,
+                stochastic=False,
+                optimizer=torch.optim.Adam if self.optimizer == "auto" else self.optimizer,
+                lr=self._resolve(self.lr, 1e-3),
+                iterator_train__shuffle=True,
+                iterator_train__generator=torch.Generator().manual_seed(seed),
+                **options,
+                **self._passthrough("optimizer__"),
+                **self._passthrough("iterator_train__"),
+            )
+        return net.initialize()
+
+    @staticmethod
+    def _resolve(value: Any, default: Any) -> Any:
+        return default if isinstance(value, str) else value
+
+    def _build_module(self, data: TrainingData) -> HeadedModule:
+        head = LinearHead(
+            data.X.shape[1], data.n_classes, bias=self.fit_intercept, dtype=data.X.dtype
+        )
+        return HeadedModule(nn.Identity(), head)
+
+    def _running_loss(self, module: HeadedModule) -> MR2Loss:
+        """Loss whose margins follow the features seen so far."""
+        return MR2Loss(
+            module.head.n_classes,
+            module.head.in_features,
+            margin=self.margin,
+            margin_statistic=self.margin_statistic or "second_moment",
+            margin_exponent=0.0 if self.margin_statistic is None else self.margin_exponent,
+            margin_mode=self.margin_mode,
+            margin_norm=self.margin_norm,
+            momentum=None,
+        )
+
+    # ------------------------------------------------------------------ margins
+
+    def _frozen_loss(self, data: TrainingData) -> FixedMarginLoss:
+        """Loss with margins from exact statistics of all training data."""
+        if self.error_cv is not None or self.margin_statistic == "error":
+            self._error = self._out_of_fold_error(data)
+        moments = None
+        if self.margin_statistic is None:
+            spread = torch.full((data.n_classes,), torch.nan, device=data.X.device)
+        elif self.margin_statistic == "error":
+            spread = torch.as_tensor(self._error, device=data.X.device)
+        else:
+            moments = class_moments(
+                data.X, data.y, data.n_classes, data.sample_weight, norm=self.margin_norm
+            )
+            spread = MARGIN_STATISTICS[self.margin_statistic](moments)
+            spread = torch.where(moments.present, spread, torch.nan)
+        margins = class_margins(
+            spread,
+            self.margin,
+            exponent=self.margin_exponent,
+            floor=MARGIN_MODES[self.margin_mode].floor,
+        )
+        return FixedMarginLoss(margins.to(data.X.dtype), spread, moments, self.margin_mode)
+
+    def _out_of_fold_error(self, data: TrainingData) -> NDArray:
+        """Error of each class, by models without margins that have not seen the samples."""
+        X, y = data.X.cpu().numpy(), data.y.cpu().numpy()
+        weight = np.ones(len(y)) if data.sample_weight is None else data.sample_weight.cpu().numpy()
+        weight = weight.astype(np.float64) * (data.total_weight / len(y))
+        folds = check_cv(5 if self.error_cv is None else self.error_cv, y, classifier=True)
+        if hasattr(folds, "shuffle") and isinstance(self.error_cv, Integral | None):
+            folds = type(folds)(folds.get_n_splits(), shuffle=True, random_state=self._seed())
+        model = clone(self).set_params(
+            margin_statistic=None, error_cv=None, warm_start=False, class_weight=None,
+            validation_fraction=None, callbacks=None, verbose=0,
+        )  # fmt: skip
+        wrong, seen = np.zeros(data.n_classes), np.zeros(data.n_classes)
+        for train, test in folds.split(X, y):
+            model.fit(X[train], y[train], sample_weight=weight[train])
+            missed = weight[test] * (model.predict(X[test]) != y[test])
+            wrong += np.bincount(y[test], missed, minlength=data.n_classes)
+            seen += np.bincount(y[test], weight[test], minlength=data.n_classes)
+        return np.divide(wrong, seen, out=np.full(data.n_classes, np.nan), where=seen > 0)
+
+    # ------------------------------------------------------------------ after training
+
+    def _can_train_by_parts(self) -> bool:
+        if self.margin_statistic == "error":
+            raise AttributeError(
+                "partial_fit is not available with margin_statistic='error', which needs all the "
+                "data at once. Use 'second_moment' or 'dispersion'."
+            )
+        return super()._can_train_by_parts()
+
+    def _prepare_partial(self, net: TensorNet, data: TrainingData) -> TensorNet:
+        if isinstance(net.criterion_, FixedMarginLoss):
+            # Continue a fit to all the data: its parameters, and its statistics as the past.
+            fitted, seed = net, self._seed()
+            rng = IsolatedRNG(seed, torch.device(self.device_))
+            net = self._build_net(data, rng, seed, by_parts=True)
+            self._start_from(net, fitted)
+            net.n_seen = fitted.n_seen
+            if fitted.criterion_.moments is not None:
+                net.criterion_.running.load(fitted.criterion_.moments)
+        net.head_l2 = 1 / (self.C * (net.n_seen + len(data.X)))
+        return net
+
+    def _after_training(self, data: TrainingData, valid: TensorDataset | None) -> None:
+        head = self.net_.module_.head
+        self.coef_ = head.weight.detach().cpu().numpy().copy()
+        self.intercept_ = (
+            np.zeros(len(self.coef_), self.coef_.dtype)
+            if head.bias is None
+            else head.bias.detach().cpu().numpy().copy()
+        )
+        criterion = self.net_.criterion_
+        self.margins_ = criterion.margins.cpu().numpy()
+        self.class_spread_ = criterion.spread.cpu().numpy()
+        error, source = self._error, "out_of_fold" if self._error is not None else None
+        if valid is not None:
+            error, source = self._validation_error(valid), "validation"
+        self.margin_error_source_ = source
+        del self._error
+        self.margin_error_correlation_ = _rank_correlation(self.margins_, error)
+
+    def _validation_error(self, valid: TensorDataset) -> NDArray:
+        predicted = torch.cat([z.argmax(1).cpu() for z, _ in self.net_.outputs(valid.X)]).numpy()
+        y = np.asarray(valid.y.cpu()) if valid.y is not None else np.zeros(0, int)
+        n_classes = len(self.classes_)
+        wrong = np.bincount(y, predicted != y, minlength=n_classes)
+        seen = np.bincount(y, minlength=n_classes)
+        return np.divide(wrong, seen, out=np.full(n_classes, np.nan), where=seen > 0)
+
+    def to_sklearn(self) -> LogisticRegression:
+        """Return a plain scikit-learn model with the same predictions, for use without torch.
+
+        Returns
+        -------
+        LogisticRegression
+            Fitted model with this one's `coef_`, `intercept_` and `classes_`.
+
+        Raises
+        ------
+        ValueError
+            If the model is not a linear probe.
+        """
+        check_is_fitted(self)
+        model = LogisticRegression(C=self.C, fit_intercept=self.fit_intercept)
+        model.coef_, model.intercept_ = self.coef_.copy(), self.intercept_.copy()
+        model.classes_ = self.classes_.copy()
+        model.n_features_in_ = self.n_features_in_
+        model.n_iter_ = np.array([self.n_iter_], dtype=np.int32)
+        if hasattr(self, "feature_names_in_"):
+            model.feature_names_in_ = self.feature_names_in_.copy()
+        return model
+
+
+def _rank_correlation(margins: NDArray, error: NDArray | None) -> float:
+    """Spearman's correlation over the classes that have both; NaN where either is constant."""
+    if error is None:
+        return float("nan")
+    both = np.isfinite(margins) & np.isfinite(error)
+    if np.ptp(margins[both]) == 0 or np.ptp(error[both]) == 0:
+        return float("nan")
+    return float(spearmanr(margins[both], error[both]).statistic)
+
+
+@torch.no_grad()
+def _probe_preconditioner(
+    net: TensorNet, data: TrainingData, mode: str, fit_intercept: bool
+) -> Solve:
+    """Preconditioner from the curvature of the loss at the net's current parameters."""
+    n, n_features = data.X.shape
+    n_rows = max(8 * n_features, _PRECONDITIONER_ROWS)
+    rows: Tensor | slice = slice(None)
+    if n > n_rows:
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+        rows = order[:n_rows].to(data.X.device)
+    X, y = data.X[rows], data.y[rows]
+    margin = net.criterion_.margins[y]
+    logits, _ = net.module_(X)
+    p = MARGIN_MODES[mode].apply(logits, y, margin).softmax(1)
+    curvature = (p * (1 - p)).amax(1).double() / len(X)
+    if mode == "divide":
+        curvature /= margin.double().square()
+    if data.sample_weight is not None:
+        curvature *= data.sample_weight[rows]
+    return GramPreconditioner(X, curvature, net.head_l2, fit_intercept=fit_intercept).solve

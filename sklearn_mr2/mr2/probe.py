@@ -1,0 +1,319 @@
+"""The full-batch optimiser of a linear probe: L-BFGS preconditioned by the curvature of the data.
+
+The spectra of embeddings span many orders of magnitude, which makes plain L-BFGS need hundreds of
+passes over the data. A Cholesky factor of the features' Gram matrix, each sample weighted by the
+curvature of its loss, removes most of that. The Hessian of the multinomial logistic loss in one
+sample's logits, ``diag(p) - p p^T``, is below ``max_k p_k (1 - p_k) * I`` up to a factor of two,
+which makes one matrix serve for all classes (compare the fixed bound of Böhning, "Multinomial
+logistic regression algorithm", Annals of the Institute of Statistical Mathematics 44, 1992).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+Solve = Callable[..., list[Tensor]]
+
+
+class GramPreconditioner:
+    """Inverse of a weighted Gram matrix plus a ridge, for the weights and intercepts of a head.
+
+    For each row of the weight matrix the matrix is
+    ``sum_i h_i (x_i - m)(x_i - m)^T + l2 * I``, for its intercept ``sum_i h_i``. Centring by the
+    weighted mean ``m`` is what decouples the two; it is folded into the weights, so that the
+    caller's data are never copied as a whole.
+
+    Parameters
+    ----------
+    X : Tensor of shape (n_samples, n_features)
+        Features.
+    curvature : Tensor of shape (n_samples,)
+        Curvature ``h_i`` that each sample contributes to the objective, non-negative.
+    l2 : float
+        Second derivative of the penalty on the weights, positive.
+    fit_intercept : bool
+        Whether :meth:`solve` also gets the gradient of an intercept.
+    chunk_size : int, default=4096
+        Rows converted to float64 at a time.
+    """
+
+    def __init__(
+        self,
+        X: Tensor,
+        curvature: Tensor,
+        l2: float,
+        *,
+        fit_intercept: bool,
+        chunk_size: int = 4096,
+    ) -> None:
+        n, d = X.shape
+        h = curvature.double()
+        total = h.sum().clamp_min(torch.finfo(torch.float64).tiny)
+        chunks = [slice(start, start + chunk_size) for start in range(0, n, chunk_size)]
+        mean = torch.zeros(d, dtype=torch.float64, device=X.device)
+        if fit_intercept:
+            for rows in chunks:
+                mean += h[rows] @ X[rows].double()
+            mean /= total
+
+        def scaled(rows: slice) -> Tensor:
+            return (X[rows].double() - mean) * h[rows, None].sqrt()
+
+        if n >= d:
+            gram = torch.zeros(d, d, dtype=torch.float64, device=X.device)
+            for rows in chunks:
+                block = scaled(rows)
+                gram.addmm_(block.T, block)
+            self._factor, self._rows = _cholesky(gram, l2).to(X.dtype), None
+        else:
+            # Fewer samples than features: by Woodbury's identity a factor of size n is enough.
+            block = scaled(slice(None))
+            self._factor, self._rows = _cholesky(block @ block.T, l2), block
+        self._mean = mean.to(X.dtype)
+        self._intercept_curvature = total.item()
+        self._l2 = l2
+
+    def solve(self, weight_grad: Tensor, bias_grad: Tensor | None = None) -> list[Tensor]:
+        """Multiply gradients by the inverse.
+
+        Parameters
+        ----------
+        weight_grad : Tensor of shape (n_rows, n_features)
+            Gradient of the weights.
+        bias_grad : Tensor of shape (n_rows,), optional
+            Gradient of the intercepts.
+
+        Returns
+        -------
+        list of Tensor
+            The preconditioned gradients, in the same order and shapes.
+        """
+        if bias_grad is None:
+            return [self._solve_rows(weight_grad)]
+        # In the coordinates (W, b + W m) of centred features the matrix is block diagonal.
+        weight = self._solve_rows(weight_grad - torch.outer(bias_grad, self._mean))
+        return [weight, bias_grad / self._intercept_curvature - weight @ self._mean]
+
+    def _solve_rows(self, grad: Tensor) -> Tensor:
+        if self._rows is None:
+            return torch.cholesky_solve(grad.T, self._factor).T
+        g = grad.double()
+        dual = torch.cholesky_solve(self._rows @ g.T, self._factor)
+        return ((g - dual.T @ self._rows) / self._l2).to(grad.dtype)
+
+
+def _cholesky(gram: Tensor, l2: float) -> Tensor:
+    """Factor ``gram + l2 * I``, lifting the diagonal to rounding level where `l2` is below it."""
+    floor = 1e-14 * gram.diagonal().mean().item()
+    gram.diagonal().add_(max(l2, floor))
+    return torch.linalg.cholesky(gram)
+
+
+class PreconditionedLBFGS(torch.optim.Optimizer):
+    """L-BFGS whose initial inverse Hessian is a given preconditioner; one iteration a step.
+
+    Meant for smooth convex objectives evaluated on all the data.
+
+    Parameters
+    ----------
+    params : iterable of Tensor
+        Parameters, one group.
+    make_preconditioner : callable, optional
+        Called without arguments before steps 0, 5, 10, 20, 40, ...; returns a function that takes
+        gradients (one argument a parameter) and returns a list of the same shapes: their product
+        with a symmetric positive definite approximation of the inverse Hessian at the current
+        parameters. The identity by default.
+    tol : float, default=1e-6
+        The search has converged when the objective's estimated distance from its minimum,
+        relative to the objective, is below `tol`.
+    history_size : int, default=20
+        Number of past steps kept.
+
+    Attributes
+    ----------
+    converged : bool
+        Whether the search has met `tol`, or the point at which the objective no longer changes in
+        the parameters' floating point type.
+
+    Notes
+    -----
+    A step costs one evaluation of the closure, rarely more: a unit step is accepted under Armijo's
+    condition, or under its form by gradients where rounding hides the decrease (Hager and Zhang,
+    "A new conjugate gradient method with guaranteed descent and an efficient line search", 2005).
+
+    The distance from the minimum is extrapolated from the decreases over the last two windows of
+    iterations, taken for terms of a geometric series. The decrease that the quadratic model
+    promises is no use for this: the directions that converge last are those it does not know.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklearn_mr2.mr2.probe import PreconditionedLBFGS
+    >>> x = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    >>> optimizer = PreconditionedLBFGS([x])
+    >>> def closure():
+    ...     optimizer.zero_grad()
+    ...     loss = (x - torch.tensor([1.0, 2.0])).square().sum() + 1.0
+    ...     loss.backward()
+    ...     return loss
+    >>> while not optimizer.converged:
+    ...     loss = optimizer.step(closure)
+    >>> x.detach().numpy().round(4)
+    array([1., 2.])
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        make_preconditioner: Callable[[], Solve] | None = None,
+        *,
+        tol: float = 1e-6,
+        history_size: int = 20,
+    ) -> None:
+        if tol < 0:
+            raise ValueError(f"tol must be >= 0, got {tol!r}.")
+        if history_size < 1:
+            raise ValueError(f"history_size must be >= 1, got {history_size!r}.")
+        super().__init__(params, {})
+        if len(self.param_groups) != 1:
+            raise ValueError("PreconditionedLBFGS takes a single parameter group.")
+        self.make_preconditioner = make_preconditioner
+        self.tol = tol
+        self.history_size = history_size
+        self.release()
+
+    @property
+    def _params(self) -> list[Tensor]:
+        return self.param_groups[0]["params"]
+
+    def release(self) -> None:
+        """Forget the preconditioner and the past steps, which are as large as the model."""
+        self.converged = False
+        self._point: tuple[float, Tensor] | None = None
+        self._pairs: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=self.history_size)
+        self._solve: Solve | None = None
+        self._scale = 1.0
+        self._n_steps = self._next_refresh = 0
+        self._values: list[float] = []
+        self._stalled = 0
+
+    def step(self, closure: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
+        """Perform one iteration.
+
+        Parameters
+        ----------
+        closure : callable
+            Clears the gradients, evaluates the objective, calls ``backward`` and returns it.
+
+        Returns
+        -------
+        Tensor
+            The objective at the new parameters.
+        """
+        evaluate = torch.enable_grad()(closure)
+        if self._point is None:
+            self._point = evaluate().item(), self._flat_gradient()
+        if self._n_steps == self._next_refresh:
+            self._refresh()
+        self._n_steps += 1
+        value, gradient = self._point
+        direction = -self._inverse_hessian(gradient)
+        slope = (gradient @ direction).item()
+        if slope >= 0:  # rounding spoilt the model: fall back on the preconditioner alone
+            self._pairs.clear()
+            direction = -self._inverse_hessian(gradient)
+            slope = (gradient @ direction).item()
+        if slope == 0:
+            self.converged = True
+            return torch.as_tensor(value)
+
+        start = [p.detach().clone() for p in self._params]
+        length = 1.0
+        noise = 4 * torch.finfo(gradient.dtype).eps * abs(value)
+        for _ in range(20):
+            self._move(start, direction, length)
+            new_value, new_gradient = evaluate().item(), self._flat_gradient()
+            new_slope = (new_gradient @ direction).item()
+            decreased = new_value <= value + 1e-4 * length * slope
+            level = new_value <= value + noise and abs(new_slope) <= -0.9 * slope
+            if decreased or level:
+                break
+            # Minimum of the parabola through both values and the first slope.
+            curvature = new_value - value - length * slope
+            shrink = -slope * length / (2 * curvature) if curvature > 0 else 0.5
+            length *= min(max(shrink, 0.1), 0.5) if shrink == shrink else 0.1
+        else:
+            # No representable step improves: this point is as good as the arithmetic allows.
+            self._move(start, direction, 0.0)
+            self.converged = True
+            return torch.as_tensor(value)
+
+        change, bend = length * direction, new_gradient - gradient
+        product = change @ bend
+        if product > 0:
+            self._pairs.append((change, bend, 1 / product))
+            self._rescale()
+        self._point = new_value, new_gradient
+        self._values.append(new_value)
+        self._stalled = self._stalled + 1 if value - new_value <= noise else 0
+        # The factor allows for the error of the extrapolation.
+        close = self._remaining() <= 0.1 * self.tol * abs(new_value)
+        self.converged = close or self._stalled >= 3
+        return torch.as_tensor(new_value)
+
+    def _refresh(self) -> None:
+        self._next_refresh = max(5, 2 * self._n_steps)
+        if self.make_preconditioner is not None:
+            self._solve = self.make_preconditioner()
+            self._rescale()
+
+    def _rescale(self) -> None:
+        """Fit the preconditioner's scale to the curvature along the last step."""
+        if self._pairs:
+            _, bend, inverse = self._pairs[-1]
+            self._scale = (1 / (inverse * (bend @ self._precondition(bend)))).item()
+
+    def _remaining(self) -> float:
+        """Estimate how far the objective still is from its minimum."""
+        window = max(5, len(self._values) // 10)
+        if len(self._values) <= 2 * window:
+            return math.inf
+        older, middle, newest = (self._values[-1 - k * window] for k in (2, 1, 0))
+        before, after = older - middle, middle - newest
+        return after * after / (before - after) if before > after else math.inf
+
+    def _inverse_hessian(self, gradient: Tensor) -> Tensor:
+        """Two-loop recursion around the preconditioner (Nocedal and Wright, algorithm 7.4)."""
+        q = gradient.clone()
+        alphas = []
+        for change, bend, inverse in reversed(self._pairs):
+            alpha = inverse * (change @ q)
+            q.sub_(alpha * bend)
+            alphas.append(alpha)
+        q = self._scale * self._precondition(q)
+        for (change, bend, inverse), alpha in zip(self._pairs, reversed(alphas), strict=True):
+            q.add_((alpha - inverse * (bend @ q)) * change)
+        return q
+
+    def _precondition(self, flat: Tensor) -> Tensor:
+        if self._solve is None:
+            return flat
+        pieces = self._solve(*self._unflatten(flat))
+        return torch.cat([piece.reshape(-1) for piece in pieces])
+
+    def _flat_gradient(self) -> Tensor:
+        return torch.cat([p.grad.reshape(-1) for p in self._params if p.grad is not None])
+
+    def _unflatten(self, flat: Tensor) -> list[Tensor]:
+        pieces = flat.split([p.numel() for p in self._params])
+        return [piece.view_as(p) for piece, p in zip(pieces, self._params, strict=True)]
+
+    @torch.no_grad()
+    def _move(self, start: list[Tensor], direction: Tensor, length: float) -> None:
+        for p, origin, step in zip(self._params, start, self._unflatten(direction), strict=True):
+            torch.add(origin, step, alpha=length, out=p)

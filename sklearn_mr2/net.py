@@ -1,0 +1,388 @@
+"""skorch's side: a private net that trains on clean tensors.
+
+Estimators hold a :class:`TensorNet`; they do not inherit from it. What is bypassed of skorch, and
+why: batches are slices of tensors instead of a ``DataLoader`` (collating single rows costs more
+than a small network), the loss is read once an epoch instead of once a batch, and validation of
+the input is scikit-learn's. What remains is skorch's: initialisation, parameter groups, callbacks,
+history, devices, compilation and pickling.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from skorch import NeuralNetClassifier
+from skorch.callbacks import Callback, EpochTimer, PrintLog
+from skorch.dataset import unpack_data
+from skorch.utils import TeeGenerator
+from torch import Tensor, nn
+
+
+class IsolatedRNG:
+    """A stream of torch's random numbers that neither reads nor disturbs the global one.
+
+    Modules draw from torch's global generators when they are initialised and in layers such as
+    dropout. Inside :meth:`scope` those generators run from this object's own state; outside, they
+    are as the user left them. A lock keeps threads that train at the same time from mixing their
+    streams.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the stream.
+    device : torch.device
+        Device whose generator is isolated besides the CPU's.
+    """
+
+    _lock: ClassVar = threading.RLock()
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._devices = [device] if device.type == "cuda" else []
+        self._cpu = torch.Generator().manual_seed(seed).get_state()
+        self._cuda = [torch.Generator(d).manual_seed(seed).get_state() for d in self._devices]
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Draw from this stream for the duration of a ``with`` block."""
+        with self._lock, torch.random.fork_rng(self._devices):
+            torch.set_rng_state(self._cpu)
+            for device, state in zip(self._devices, self._cuda, strict=True):
+                torch.cuda.set_rng_state(state, device)
+            yield
+            self._cpu = torch.get_rng_state()
+            self._cuda = [torch.cuda.get_rng_state(d) for d in self._devices]
+
+
+class TensorDataset(torch.utils.data.Dataset):
+    """Features, labels and weights, as tensors.
+
+    Parameters
+    ----------
+    X : Tensor of shape (n_samples, ...)
+        Features.
+    y : Tensor of shape (n_samples,), optional
+        Class codes.
+    sample_weight : Tensor of shape (n_samples,), optional
+        Weights with mean 1.
+    """
+
+    def __init__(
+        self, X: Tensor, y: Tensor | None = None, sample_weight: Tensor | None = None
+    ) -> None:
+        self.X, self.y, self.sample_weight = X, y, sample_weight
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def __getitem__(self, index: Any) -> Batch:
+        y = torch.zeros(()) if self.y is None else self.y[index]
+        w = None if self.sample_weight is None else self.sample_weight[index]
+        return Batch(self.X[index], y, w)
+
+
+class Batch(tuple):
+    """The pair ``(X, y)`` that skorch's callbacks unpack, with the weights riding along."""
+
+    sample_weight: Tensor | None
+
+    def __new__(cls, X: Tensor, y: Tensor, sample_weight: Tensor | None = None) -> Batch:
+        self = super().__new__(cls, (X, y))
+        self.sample_weight = sample_weight
+        return self
+
+
+class TensorLoader:
+    """Iterate over a :class:`TensorDataset` in batches that are slices of its tensors.
+
+    Parameters
+    ----------
+    dataset : TensorDataset
+        What to iterate over.
+    batch_size : int
+        Rows in a batch; the last batch may be smaller.
+    shuffle : bool, default=False
+        Draw a new order at each pass.
+    drop_last : bool, default=False
+        Leave out a last batch that is smaller, unless it is the only one.
+    generator : torch.Generator, optional
+        Source of the orders.
+    sampler : callable, optional
+        Called as ``sampler(dataset, batch_size, generator)`` at each pass; returns an iterable of
+        index tensors, one a batch, and overrides `shuffle` and `drop_last`.
+    """
+
+    def __init__(
+        self,
+        dataset: TensorDataset,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        generator: torch.Generator | None = None,
+        sampler: Any = None,
+    ) -> None:
+        self.dataset, self.batch_size = dataset, batch_size
+        self.shuffle, self.drop_last = shuffle, drop_last
+        self.generator, self.sampler = generator, sampler
+
+    def __len__(self) -> int:
+        n = len(self.dataset)
+        return max(1, n // self.batch_size if self.drop_last else -(-n // self.batch_size))
+
+    def __iter__(self) -> Iterator[Batch]:
+        n, size = len(self.dataset), self.batch_size
+        if self.sampler is not None:
+            for index in self.sampler(self.dataset, size, self.generator):
+                yield self.dataset[index]
+            return
+        order = torch.randperm(n, generator=self.generator) if self.shuffle and n > size else None
+        for i in range(len(self)):
+            rows = slice(i * size, (i + 1) * size)
+            yield self.dataset[rows if order is None else order[rows].to(self.dataset.X.device)]
+
+
+def first_output_softmax(logits: Tensor) -> Tensor:
+    """Class probabilities of a batch of logits, as skorch's ``predict_nonlinearity``."""
+    return logits.softmax(-1)
+
+
+class TensorNet(NeuralNetClassifier):
+    """skorch net over :class:`TensorDataset`, with one synchronisation an epoch.
+
+    Parameters
+    ----------
+    module, criterion : torch.nn.Module
+        Instances. The module maps a batch to ``(logits, features)``; the criterion is called as
+        ``criterion(logits, features, y, sample_weight)`` and returns the batch's mean loss.
+    rng : IsolatedRNG
+        Source of random numbers during training.
+    shuffle_generator : torch.Generator
+        Source of the order of batches.
+    stochastic : bool, default=True
+        Whether training draws random numbers inside the module.
+    accumulate : bool, default=False
+        Give the optimiser one closure an epoch that sums over all batches, as full-batch
+        optimisers want it; otherwise one step a batch.
+    head_l2 : float, default=0
+        Penalty ``head_l2 / 2 * ||W||^2`` on the weights of ``module.head``.
+    **kwargs
+        skorch's.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        criterion: nn.Module,
+        rng: IsolatedRNG | None = None,
+        stochastic: bool = True,
+        accumulate: bool = False,
+        head_l2: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("iterator_train", TensorLoader)
+        kwargs.setdefault("iterator_valid", TensorLoader)
+        kwargs.setdefault("train_split", None)
+        kwargs.setdefault("predict_nonlinearity", first_output_softmax)
+        super().__init__(module, criterion=criterion, **kwargs)
+        self.rng = rng
+        self.stochastic = stochastic
+        self.accumulate = accumulate
+        self.head_l2 = head_l2
+        self.n_seen = 0
+
+    @property
+    def _default_callbacks(self) -> list[tuple[str, Callback]]:
+        callbacks: list[tuple[str, Callback]] = [("epoch_timer", EpochTimer())]
+        if self.verbose:
+            callbacks.append(("print_log", PrintLog()))
+        return callbacks
+
+    def initialize(self) -> TensorNet:
+        super().initialize()
+        # The instances now live in module_ and criterion_; a second reference would be pickled a
+        # second time, and without skorch's mapping between devices.
+        self.module, self.criterion = type(self.module_), type(self.criterion_)
+        return self
+
+    def initialize_history(self) -> TensorNet:
+        self._best: dict[str, float] = {}
+        return super().initialize_history()
+
+    def get_dataset(self, X: Any, y: Any = None) -> TensorDataset:
+        return X if isinstance(X, TensorDataset) else TensorDataset(torch.as_tensor(X), y)
+
+    def get_loss(
+        self, y_pred: Any, y_true: Tensor, X: Any = None, training: bool = False, *, weight: Any
+    ) -> Tensor:
+        logits, features = y_pred
+        return self.criterion_(logits, features, y_true, weight)
+
+    def penalty(self) -> Tensor | float:
+        """Value of the penalty on the head's weights."""
+        if not self.head_l2:
+            return 0.0
+        return 0.5 * self.head_l2 * self.module_.head.weight.square().sum()
+
+    def _batch_loss(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
+        X, y = unpack_data(batch)
+        weight = batch.sample_weight
+        device = self.device
+        y, weight = y.to(device), None if weight is None else weight.to(device)
+        output = self.infer(X)
+        return self.get_loss(output, y, training=training, weight=weight), output[0]
+
+    def train_step_single(self, batch: Batch, **fit_params: Any) -> dict[str, Tensor]:
+        self._set_training(True)
+        loss, output = self._batch_loss(batch, training=True)
+        loss = loss + self.penalty()
+        loss.backward()
+        return {"loss": loss.detach(), "y_pred": output.detach()}
+
+    def validation_step(self, batch: Batch, **fit_params: Any) -> dict[str, Tensor]:
+        self._set_training(False)
+        with torch.no_grad():
+            loss, output = self._batch_loss(batch, training=False)
+        return {"loss": loss, "y_pred": output}
+
+    def train_on(
+        self, train: TensorDataset, valid: TensorDataset | None = None, *, epochs: int
+    ) -> TensorNet:
+        """Train for at most `epochs`, until a callback or the optimiser asks for the end.
+
+        Parameters
+        ----------
+        train, valid : TensorDataset
+            Training and validation data.
+        epochs : int
+            Number of passes over `train`, or of steps of a full-batch optimiser.
+        """
+        data = {"dataset_train": train, "dataset_valid": valid}
+        batches = self.get_iterator(train, training=True)
+        valid_batches = None if valid is None else self.get_iterator(valid, training=False)
+        isolated = self.rng.scope if self.rng is not None and self.stochastic else nullcontext
+        self.notify("on_train_begin", X=train.X, y=train.y)
+        for _ in range(epochs):
+            self.notify("on_epoch_begin", **data)
+            kept = {k: v.detach().clone() for k, v in self.module_.state_dict().items()}
+            with isolated():
+                loss = self._train_epoch(batches)
+            if not self._record("train_loss", loss):
+                self._restore(kept)
+                break
+            if valid_batches is not None:
+                self._record("valid_loss", self._mean_loss(valid_batches))
+            try:
+                self.notify("on_epoch_end", **data)
+            except KeyboardInterrupt:  # how skorch's callbacks ask for the end of training
+                break
+            if getattr(self.optimizer_, "converged", False):
+                break
+        self.notify("on_train_end", X=train.X, y=train.y)
+        return self
+
+    def _train_epoch(self, batches: TensorLoader) -> Tensor:
+        if self.accumulate:
+            return self._accumulated_step(batches)
+        watched = self._watches_batches()
+        total, count = torch.zeros((), device=self.device), 0
+        for batch in batches:
+            size = len(batch[0])
+            if watched:
+                self.notify("on_batch_begin", batch=batch, training=True)
+            step = self.train_step(batch)
+            total, count = total + size * step["loss"], count + size
+            if watched:
+                self.history.record_batch("train_batch_size", size)
+                self.notify("on_batch_end", batch=batch, training=True, **step)
+        return total / count
+
+    def train_step(self, batch: Batch, **fit_params: Any) -> dict[str, Tensor]:
+        if self._watches_batches():
+            return super().train_step(batch, **fit_params)
+        result: dict[str, Tensor] = {}
+
+        def closure() -> Tensor:
+            self.optimizer_.zero_grad()
+            step = self.train_step_single(batch)
+            result.update({k: v for k, v in step.items() if k not in result})
+            return step["loss"]
+
+        self.optimizer_.step(closure)
+        return result
+
+    def _accumulated_step(self, batches: TensorLoader) -> Tensor:
+        n = len(batches.dataset)
+
+        def closure() -> Tensor:
+            self.optimizer_.zero_grad()
+            penalty = self.penalty()
+            if isinstance(penalty, Tensor):
+                penalty.backward()
+                penalty = penalty.detach()
+            total = torch.zeros((), dtype=torch.float64, device=self.device) + penalty
+            for batch in batches:
+                loss, _ = self._batch_loss(batch, training=True)
+                loss = loss * (len(batch[0]) / n)
+                loss.backward()
+                total += loss.detach()
+            if self._watches_batches():
+                parameters = TeeGenerator(self.get_all_learnable_params())
+                self.notify("on_grad_computed", named_parameters=parameters, training=True)
+            return total
+
+        self._set_training(True)
+        return self.optimizer_.step(closure)
+
+    def _mean_loss(self, batches: TensorLoader) -> Tensor:
+        total, count = torch.zeros((), device=self.device), 0
+        watched = self._watches_batches()
+        for batch in batches:
+            size = len(batch[0])
+            if watched:
+                self.notify("on_batch_begin", batch=batch, training=False)
+            step = self.validation_step(batch)
+            total, count = total + size * step["loss"], count + size
+            if watched:
+                self.history.record_batch("valid_batch_size", size)
+                self.notify("on_batch_end", batch=batch, training=False, **step)
+        return total / count
+
+    def outputs(self, X: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield ``(logits, features)`` of each batch of `X`, in evaluation mode."""
+        for batch in self.get_iterator(TensorDataset(X), training=False):
+            yield self.evaluation_step(batch)
+
+    def _watches_batches(self) -> bool:
+        """Whether a callback, or a subclass, listens to single batches."""
+        hooks = ("on_batch_begin", "on_batch_end", "on_grad_computed")
+        return any(
+            getattr(type(callback), hook) is not getattr(Callback, hook)
+            for _, callback in self.callbacks_
+            for hook in hooks
+        )
+
+    def _record(self, name: str, loss: Tensor) -> bool:
+        """Write a loss and whether it is the best so far; return whether it is finite."""
+        value = loss.item()
+        self.history.record(name, value)
+        self.history.record(name + "_best", value < self._best.get(name, math.inf))
+        self._best[name] = min(value, self._best.get(name, math.inf))
+        return math.isfinite(value)
+
+    def _restore(self, kept: dict[str, Tensor]) -> None:
+        self.module_.load_state_dict(kept)
+        warnings.warn(
+            f"The training loss is not finite in epoch {len(self.history)}; the parameters of the "
+            "epoch before are kept. Lower lr, scale the features, or clip gradients with the "
+            "callback skorch.callbacks.GradientNormClipping.",
+            ConvergenceWarning,
+            stacklevel=4,
+        )
