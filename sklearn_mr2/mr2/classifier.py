@@ -54,6 +54,8 @@ class FixedMarginLoss(nn.Module):
         The margins, and the statistic they come from.
     moments : ClassMoments or None
         The moments of the features, if that statistic is made of them.
+    error : ndarray of shape (n_classes,) or None
+        The out-of-fold error of each class, if it was measured.
     mode : {"divide", "subtract"}
         How margins act.
     """
@@ -66,13 +68,14 @@ class FixedMarginLoss(nn.Module):
         margins: Tensor,
         spread: Tensor,
         moments: ClassMoments | None,
+        error: NDArray | None,
         mode: Literal["divide", "subtract"],
     ) -> None:
         super().__init__()
         self.logit_loss = LogitMarginLoss(mode)
         self.register_buffer("margins", margins)
         self.register_buffer("spread", spread)
-        self.moments = moments
+        self.moments, self.error = moments, error
 
     def forward(
         self, logits: Tensor, features: Tensor, y: Tensor, sample_weight: Tensor | None = None
@@ -323,7 +326,6 @@ class MR2Classifier(TorchClassifier):
             module = self._build_module(data)
         full_batch = self.optimizer == "auto" and not by_parts
         l2 = 1 / (self.C * data.total_weight)
-        self._error: NDArray | None = None
         criterion = self._running_loss(module) if by_parts else self._frozen_loss(data)
         options: dict[str, Any] = {
             "criterion": criterion,
@@ -388,13 +390,13 @@ class MR2Classifier(TorchClassifier):
 
     def _frozen_loss(self, data: TrainingData) -> FixedMarginLoss:
         """Loss with margins from exact statistics of all training data."""
+        error = moments = None
         if self.error_cv is not None or self.margin_statistic == "error":
-            self._error = self._out_of_fold_error(data)
-        moments = None
+            error = self._out_of_fold_error(data)
         if self.margin_statistic is None:
             spread = torch.full((data.n_classes,), torch.nan, device=data.X.device)
         elif self.margin_statistic == "error":
-            spread = torch.as_tensor(self._error, device=data.X.device)
+            spread = torch.as_tensor(error, device=data.X.device)
         else:
             moments = class_moments(
                 data.X, data.y, data.n_classes, data.sample_weight, norm=self.margin_norm
@@ -407,7 +409,7 @@ class MR2Classifier(TorchClassifier):
             exponent=self.margin_exponent,
             floor=MARGIN_MODES[self.margin_mode].floor,
         )
-        return FixedMarginLoss(margins.to(data.X.dtype), spread, moments, self.margin_mode)
+        return FixedMarginLoss(margins.to(data.X.dtype), spread, moments, error, self.margin_mode)
 
     def _out_of_fold_error(self, data: TrainingData) -> NDArray:
         """Error of each class, by models without margins that have not seen the samples."""
@@ -418,9 +420,16 @@ class MR2Classifier(TorchClassifier):
         if hasattr(folds, "shuffle") and isinstance(self.error_cv, Integral | None):
             folds = type(folds)(folds.get_n_splits(), shuffle=True, random_state=self._seed())
         model = clone(self).set_params(
-            margin_statistic=None, error_cv=None, warm_start=False, class_weight=None,
-            validation_fraction=None, callbacks=None, verbose=0,
-        )  # fmt: skip
+            margin=1.0,
+            margin_statistic=None,
+            margin_mode="divide",
+            error_cv=None,
+            class_weight=None,  # part of the weights already
+            warm_start=False,
+            validation_fraction=None,
+            callbacks=None,
+            verbose=0,
+        )
         wrong, seen = np.zeros(data.n_classes), np.zeros(data.n_classes)
         for train, test in folds.split(X, y):
             model.fit(X[train], y[train], sample_weight=weight[train])
@@ -463,11 +472,11 @@ class MR2Classifier(TorchClassifier):
         criterion = self.net_.criterion_
         self.margins_ = criterion.margins.cpu().numpy()
         self.class_spread_ = criterion.spread.cpu().numpy()
-        error, source = self._error, "out_of_fold" if self._error is not None else None
+        error = getattr(criterion, "error", None)
+        source = None if error is None else "out_of_fold"
         if valid is not None:
             error, source = self._validation_error(valid), "validation"
         self.margin_error_source_ = source
-        del self._error
         self.margin_error_correlation_ = _rank_correlation(self.margins_, error)
 
     def _validation_error(self, valid: TensorDataset) -> NDArray:
