@@ -1,5 +1,7 @@
 """The full-batch optimiser of linear probes against closed forms and dense linear algebra."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -110,9 +112,7 @@ def test_objective_never_rises():
         return loss
 
     values = [optimizer.step(closure).item() for _ in range(100)]
-    assert all(
-        after <= before * (1 + 1e-12) for before, after in zip(values, values[1:], strict=False)
-    )
+    assert all(after <= before * (1 + 1e-12) for before, after in pairwise(values))
 
 
 def test_stops_at_a_stationary_start():
