@@ -124,7 +124,7 @@ class PreconditionedLBFGS(torch.optim.Optimizer):
     params : iterable of Tensor
         Parameters, one group.
     make_preconditioner : callable, optional
-        Called without arguments before steps 0, 5, 10, 20, 40, ...; returns a function that takes
+        Called without arguments before steps 0, 10, 40, 160, ...; returns a function that takes
         gradients (one argument a parameter) and returns a list of the same shapes: their product
         with a symmetric positive definite approximation of the inverse Hessian at the current
         parameters. The identity by default.
@@ -267,7 +267,7 @@ class PreconditionedLBFGS(torch.optim.Optimizer):
         return torch.as_tensor(new_value)
 
     def _refresh(self) -> None:
-        self._next_refresh = max(5, 2 * self._n_steps)
+        self._next_refresh = max(10, 4 * self._n_steps)
         if self.make_preconditioner is not None:
             self._solve = self.make_preconditioner()
             self._rescale()
