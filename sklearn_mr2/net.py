@@ -283,10 +283,14 @@ class TensorNet(NeuralNetClassifier):
                 self.notify("on_epoch_end", **data)
             except KeyboardInterrupt:  # how skorch's callbacks ask for the end of training
                 break
-            if getattr(self.optimizer_, "converged", False):
+            if self.has_converged():
                 break
         self.notify("on_train_end", X=train.X, y=train.y)
         return self
+
+    def has_converged(self) -> bool:
+        """Whether training has nothing more to do."""
+        return getattr(self.optimizer_, "converged", False)
 
     def _train_epoch(self, batches: TensorLoader) -> Tensor:
         if self.accumulate:
