@@ -577,7 +577,7 @@ def test_cosine_features_need_another_norm():
 
 
 def train(criterion, head, steps=60, autocast=False, compiled=False, n_classes=5):
-    """A bare torch loop on overlapping clusters; returns accuracy before and after, and the loss."""
+    """A bare torch loop on overlapping clusters; accuracy before and after, and the last loss."""
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(300) % n_classes
     centres = 2 * torch.randn(n_classes, 6, generator=generator)
