@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
-import string
 from abc import abstractmethod
 from numbers import Integral, Real
 from typing import Any, NamedTuple, Self
@@ -18,9 +18,7 @@ from sklearn.base import (
     ClassNamePrefixFeaturesOutMixin,
     TransformerMixin,
     _fit_context,
-    clone,
 )
-from sklearn.model_selection import StratifiedShuffleSplit
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.metaestimators import available_if
@@ -30,16 +28,18 @@ from torch import Tensor
 
 from .net import IsolatedRNG, TensorDataset, TensorNet
 
-_LOW_PRECISION = {"float16", "bfloat16", "torch.float16", "torch.bfloat16", "Float16"}
+_LOW_PRECISION = {
+    "float16", "bfloat16", "torch.float16", "torch.bfloat16", "Float16", "halffloat[pyarrow]",
+}  # fmt: skip
 _SINGLE = {"float32", "torch.float32", "Float32", "float[pyarrow]"}
 
 
 class TrainingData(NamedTuple):
     """What :meth:`TorchClassifier.fit` hands to a subclass: clean tensors.
 
-    `sample_weight` has mean 1 (None: all weights are 1; given by parts they are as the user gave
-    them) and `total_weight` is the sum of the
-    weights as the user gave them, that is the number of samples they stand for.
+    `sample_weight` has mean 1, or is as the user gave it where the data come by parts; None stands
+    for all ones. The mean of the weighted losses times `total_weight` is their sum under the
+    weights as the user gave them.
     """
 
     X: Tensor
@@ -80,17 +80,21 @@ class TorchClassifier(
     # ------------------------------------------------------------------ parameters
 
     def _set_passthrough(self, kwargs: dict[str, Any]) -> None:
-        # scikit-learn wants parameters stored as they are given and checked in fit.
+        # scikit-learn wants parameters stored as they are given and checked in fit, but these
+        # could be mistaken for something else.
         for name, value in kwargs.items():
+            if name.startswith("_") or name.endswith("_") or hasattr(type(self), name):
+                raise self._unknown_parameter(name)
             setattr(self, name, value)
 
-    def _passthrough(self, prefix: str = "") -> dict[str, Any]:
+    def _passthrough(self, *prefixes: str) -> dict[str, Any]:
         """Parameters that are not in the signature: those given as ``**kwargs``."""
         own = self._get_param_names()
         return {
             name: value
             for name, value in vars(self).items()
-            if name.startswith(prefix or tuple(string.ascii_letters))
+            if name.startswith(prefixes or "")
+            and not name.startswith("_")
             and not name.endswith("_")
             and name not in own
         }
@@ -98,12 +102,15 @@ class TorchClassifier(
     def _check_passthrough(self) -> None:
         for name in self._passthrough():
             if not name.startswith(self._passthrough_prefixes):
-                close = difflib.get_close_matches(name, self._get_param_names(), 1)
-                hint = f" Did you mean {close[0]!r}?" if close else ""
-                raise TypeError(
-                    f"{type(self).__name__} has no parameter {name!r}.{hint} Parameters for skorch "
-                    f"start with {', '.join(self._passthrough_prefixes)}."
-                )
+                raise self._unknown_parameter(name)
+
+    def _unknown_parameter(self, name: str) -> TypeError:
+        close = difflib.get_close_matches(name, self._get_param_names(), 1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        return TypeError(
+            f"{type(self).__name__} has no parameter {name!r}.{hint} Parameters for skorch start "
+            f"with {', '.join(self._passthrough_prefixes)}."
+        )
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Get the parameters, those passed on to skorch included.
@@ -153,33 +160,32 @@ class TorchClassifier(
         dtypes = getattr(X, "dtypes", None)
         if dtypes is None:
             dtypes = [getattr(X, "dtype", None)]
-        names = {str(dtype) for dtype in dtypes}
+        # The name of a numpy dtype is the same in either byte order.
+        names = {str(getattr(dtype, "name", dtype)) for dtype in dtypes}
         return np.float32 if names and names <= _LOW_PRECISION | _SINGLE else np.float64
 
     def _device(self) -> str:
-        if str(self.device) != "auto":
-            kind = torch.device(self.device).type
-            if kind == "cuda" and not torch.cuda.is_available():
-                raise ValueError(
-                    f"device={str(self.device)!r} asks for a CUDA device and torch finds none. "
-                    "Use device='auto' or device='cpu', or install a CUDA build of torch."
-                )
-            if kind == "mps" and not torch.backends.mps.is_available():
-                raise ValueError(
-                    "device='mps' asks for an Apple GPU and torch finds none. Use device='auto' "
-                    "or device='cpu'."
-                )
-            return str(self.device)
-        if torch.cuda.is_available():
-            return "cuda"
-        return "mps" if torch.backends.mps.is_available() else "cpu"
+        if str(self.device) == "auto":
+            if torch.cuda.is_available():
+                return "cuda"
+            return "mps" if torch.backends.mps.is_available() else "cpu"
+        try:
+            torch.zeros(1, device=self.device).item()
+        except (RuntimeError, AssertionError) as error:  # what torch raises differs by device
+            raise ValueError(
+                f"device={str(self.device)!r} cannot be used with this installation of torch on "
+                "this machine. Use device='auto' or device='cpu'."
+            ) from error
+        return str(self.device)
 
     def _check_X(self, X: Any, *, reset: bool, y: Any = "no_validation") -> Any:
         dtype = self._floating_type(X) if reset else self.dtype_.type
-        X, y = _to_numpy(X), _to_numpy(y)
+        _refuse_sparse(X)
+        if not isinstance(y, str):
+            y = _check_labels(y, "y")
         return validate_data(
             self,
-            X,
+            _to_numpy(X),
             y,
             reset=reset,
             dtype=dtype,
@@ -196,54 +202,75 @@ class TorchClassifier(
         """Combine sample and class weights; None stands for all ones."""
         weight = None
         if sample_weight is not None:
-            weight = _check_sample_weight(
-                _to_numpy(sample_weight), X, dtype=np.float64, ensure_non_negative=True
-            )
+            try:
+                weight = _check_sample_weight(_to_numpy(sample_weight), X, dtype=np.float64)
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"sample_weight must be numbers, one for each of the {len(X)} samples, not all "
+                    f"of them zero. ({error})"
+                ) from error
+            if (weight < 0).any():
+                raise ValueError(
+                    "sample_weight must not be negative. Give samples that are not to count the "
+                    "weight 0."
+                )
             if not weight.any():
-                raise ValueError("sample_weight must have at least one positive weight.")
+                raise ValueError("sample_weight is zero for all samples; some must be positive.")
         if self.class_weight is None:
             return weight
         weight = np.ones(len(X)) if weight is None else weight
-        codes = np.searchsorted(self.classes_, y)
-        if isinstance(self.class_weight, dict):
-            unknown = set(self.class_weight) - set(self.classes_.tolist())
-            if unknown:
-                raise ValueError(
-                    f"class_weight has keys that are no class of y: {sorted(map(str, unknown))}. "
-                    f"The classes are {self.classes_.tolist()}."
-                )
-            factors = np.array([self.class_weight.get(c, 1.0) for c in self.classes_.tolist()])
-            if (factors < 0).any():
-                raise ValueError("class_weight must not be negative.")
-        else:
-            totals = np.bincount(codes, weight, minlength=len(self.classes_))
-            present = totals > 0
-            factors = np.zeros(len(totals))
-            factors[present] = totals.sum() / (present.sum() * totals[present])
-        return weight * factors[codes]
+        return weight * self._class_factors(y, weight)[np.searchsorted(self.classes_, y)]
 
-    def _clean(self, X: NDArray, y: NDArray, sample_weight: Any, *, by_parts: bool) -> TrainingData:
-        weight = self._check_weights(X, y, sample_weight)
-        if weight is not None and not weight.all():
-            X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
+    def _class_factors(self, y: NDArray, weight: NDArray) -> NDArray:
+        """Value of `class_weight` for each class."""
+        classes = self.classes_.tolist()
+        if not isinstance(self.class_weight, dict):
+            totals = np.bincount(np.searchsorted(self.classes_, y), weight, minlength=len(classes))
+            present = totals > 0
+            factors = np.zeros(len(classes))
+            factors[present] = totals.sum() / (present.sum() * totals[present])
+            return factors
+        unknown = set(self.class_weight) - set(classes)
+        if unknown:
+            raise ValueError(
+                f"class_weight has keys that are no class of y: {sorted(map(str, unknown))}. "
+                f"The classes are {classes}."
+            )
+        for label, value in self.class_weight.items():
+            if not isinstance(value, Real) or not 0 <= float(value) < np.inf:
+                raise ValueError(
+                    f"class_weight must be numbers from 0 up, got {value!r} for {label!r}."
+                )
+        return np.array([float(self.class_weight.get(label, 1)) for label in classes])
+
+    def _clean(
+        self, X: NDArray, y: NDArray, weight: NDArray | None, *, by_parts: bool
+    ) -> TrainingData:
         n_present = len(np.unique(y))
         if n_present < (1 if by_parts else 2):
             raise ValueError(
-                f"{type(self).__name__} needs samples of at least 2 classes in y, but the data "
-                f"contain only one class: {y[0]!r} (counting samples of positive weight)."
+                f"{type(self).__name__} needs samples of at least 2 classes in y, but the training "
+                f"data contain only one class: {y[:1].tolist()[0]!r} (samples of weight 0 and "
+                "those held out for validation do not count). Add samples of another class."
                 if n_present
-                else "All samples have weight zero, so that no class is left to train on."
+                else "All samples have weight zero, so that no class is left to train on. Give "
+                "some samples a positive sample_weight and their class a positive class_weight."
             )
-        device = self._device()
-        X_tensor, scaled = _as_tensor(X).to(device), None
-        if weight is not None:
-            # Parts of the data must keep the proportions between them.
-            scale = 1.0 if by_parts else weight.mean()
-            if np.ptp(weight) > 0 or weight[0] != scale:
-                scaled = torch.as_tensor(weight / scale, dtype=X_tensor.dtype, device=device)
+        # Parts of the data must keep the proportions between them.
+        scale = 1.0 if by_parts or weight is None else weight.mean()
+        total = float(scale * len(X))
+        tensors = self._tensors(X, y, None if weight is None else weight / scale)
+        return TrainingData(*tensors, total, len(self.classes_))
+
+    def _tensors(
+        self, X: NDArray, y: NDArray, weight: NDArray | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        device = self.device_
+        X_tensor, w_tensor = _as_tensor(X).to(device), None
+        if weight is not None and (weight != 1).any():
+            w_tensor = torch.as_tensor(weight, dtype=X_tensor.dtype, device=device)
         codes = torch.as_tensor(np.searchsorted(self.classes_, y), device=device)
-        total = float(len(X) if weight is None else weight.sum())
-        return TrainingData(X_tensor, codes, scaled, total, len(self.classes_))
+        return X_tensor, codes, w_tensor
 
     # ------------------------------------------------------------------ training
 
@@ -307,11 +334,11 @@ class TorchClassifier(
         self.classes_ = classes
         self.dtype_ = np.dtype(X.dtype)
         self.device_ = self._device()
-        X, y, sample_weight, held_out = self._hold_out(X, y, sample_weight, X_val, y_val)
-        data = self._clean(X, y, sample_weight, by_parts=False)
-        seed = self._seed()
-        rng = IsolatedRNG(seed, torch.device(self.device_))
-        net = self._build_net(data, rng, seed, by_parts=False)
+        weight = self._check_weights(X, y, sample_weight)
+        X, y, weight = _drop_weightless(X, y, weight)
+        X, y, weight, held_out = self._hold_out(X, y, weight, X_val, y_val)
+        data = self._clean(X, y, weight, by_parts=False)
+        net = self._new_net(data, by_parts=False)
         if previous is not None:
             self._start_from(net, previous)
         net.train_on(_dataset(data), held_out, epochs=net.max_epochs)
@@ -363,36 +390,47 @@ class TorchClassifier(
         self._check_passthrough()
         first = not hasattr(self, "net_")
         if first and classes is None:
-            raise ValueError("classes must be given at the first call of partial_fit.")
+            raise ValueError(
+                "classes must be given at the first call of partial_fit: the labels of all classes "
+                "that will ever occur."
+            )
         X, y = self._check_X(X, y=y, reset=first)
         check_classification_targets(y)
         if first:
-            self.classes_ = np.unique(np.asarray(classes))
+            self.classes_ = np.unique(_check_labels(classes, "classes"))
             if len(self.classes_) < 2:
                 raise ValueError("classes must name at least 2 classes.")
             self.dtype_ = np.dtype(X.dtype)
             self.device_ = self._device()
-        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-            raise ValueError(
-                f"classes={np.unique(classes).tolist()} differs from the classes of the first "
-                f"call, {self.classes_.tolist()}."
-            )
+        elif classes is not None:
+            named = np.unique(_check_labels(classes, "classes"))
+            if not np.array_equal(named, self.classes_):
+                raise ValueError(
+                    f"classes={named.tolist()} differs from the classes of the first call, "
+                    f"{self.classes_.tolist()}. Leave it out, or fit a new estimator."
+                )
         unseen = np.setdiff1d(y, self.classes_)
         if len(unseen):
             raise ValueError(
                 f"y contains labels that are not in classes: {unseen.tolist()}. Name all classes "
                 "at the first call of partial_fit."
             )
-        data = self._clean(X, y, sample_weight, by_parts=True)
+        weight = self._check_weights(X, y, sample_weight)
+        data = self._clean(*_drop_weightless(X, y, weight), by_parts=True)
         if first:
-            seed = self._seed()
-            rng = IsolatedRNG(seed, torch.device(self.device_))
-            net = self._build_net(data, rng, seed, by_parts=True)
+            net = self._new_net(data, by_parts=True)
         else:
             net = self._prepare_partial(self.net_, data)
         net.train_on(_dataset(data), epochs=1)
         self._finish(net, data, None)
         return self
+
+    def _new_net(self, data: TrainingData, *, by_parts: bool) -> TensorNet:
+        seed = self._seed()
+        rng = IsolatedRNG(seed, torch.device(self.device_))
+        net = self._build_net(data, rng, seed, by_parts=by_parts)
+        net.classes = list(range(data.n_classes))  # for the scorers of skorch's callbacks
+        return net
 
     def _prepare_partial(self, net: TensorNet, data: TrainingData) -> TensorNet:
         """Make the net of an earlier call ready for one epoch on another part of the data."""
@@ -409,48 +447,68 @@ class TorchClassifier(
         return int(draw(2**31 - 1))
 
     def _hold_out(
-        self, X: NDArray, y: NDArray, sample_weight: Any, X_val: Any, y_val: Any
-    ) -> tuple[NDArray, NDArray, Any, TensorDataset | None]:
+        self, X: NDArray, y: NDArray, weight: NDArray | None, X_val: Any, y_val: Any
+    ) -> tuple[NDArray, NDArray, NDArray | None, TensorDataset | None]:
         """Separate validation data, from the arguments or from the training data."""
         if (X_val is None) != (y_val is None):
             raise ValueError("X_val and y_val must be given together.")
         if X_val is not None:
-            X_val, y_val = self._check_X(X_val, y=y_val, reset=False)
+            try:
+                X_val, y_val = self._check_X(X_val, y=y_val, reset=False)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"In the validation data X_val, y_val: {error}") from error
             unseen = np.setdiff1d(y_val, self.classes_)
             if len(unseen):
-                raise ValueError(f"y_val contains labels that are not in y: {unseen.tolist()}.")
-            return X, y, sample_weight, self._validation_set(X_val, y_val)
+                raise ValueError(
+                    f"y_val contains labels that are not in y: {unseen.tolist()}. Leave out their "
+                    "samples."
+                )
+            return X, y, weight, TensorDataset(*self._tensors(X_val, y_val, None))
         if self.validation_fraction is None:
-            return X, y, sample_weight, None
-        train, valid = self._split(y)
-        if sample_weight is not None:
-            sample_weight = _check_sample_weight(_to_numpy(sample_weight), X)[train]
-        return X[train], y[train], sample_weight, self._validation_set(X[valid], y[valid])
+            return X, y, weight, None
+        valid = self._choose_validation(y)
+        w_train = w_valid = None
+        if weight is not None:
+            w_train, w_valid = weight[~valid], weight[valid]
+            w_valid = w_valid / w_valid.mean()
+        held_out = TensorDataset(*self._tensors(X[valid], y[valid], w_valid))
+        return X[~valid], y[~valid], w_train, held_out
 
-    def _split(self, y: NDArray) -> tuple[NDArray, NDArray]:
-        """Split by class at random; a class with a single sample stays in the training part."""
+    def _choose_validation(self, y: NDArray) -> NDArray:
+        """Choose at random, class by class, what to hold out; returns a mask.
+
+        Every class with two samples or more has some on both sides, a single one is for training.
+        """
         _, codes, counts = np.unique(y, return_inverse=True, return_counts=True)
-        plenty = np.flatnonzero(counts[codes] > 1)
-        n_plenty = int((counts > 1).sum())
-        n_valid = max(round(self.validation_fraction * len(y)), n_plenty)
-        if len(plenty) - n_valid < n_plenty or not n_plenty:
+        if counts.max() == 1:
             raise ValueError(
-                f"validation_fraction={self.validation_fraction} leaves too few of the "
-                f"{len(y)} samples to train and validate on every class. Give X_val and y_val, "
-                "or more samples."
+                f"validation_fraction={self.validation_fraction} needs a class with at least 2 "
+                "samples. Give X_val and y_val instead."
             )
-        splitter = StratifiedShuffleSplit(1, test_size=n_valid, random_state=self._seed())
-        _, inner = next(splitter.split(plenty, codes[plenty]))
-        valid = np.sort(plenty[inner])
-        return np.setdiff1d(np.arange(len(y)), valid), valid
-
-    def _validation_set(self, X: NDArray, y: NDArray) -> TensorDataset:
-        codes = torch.as_tensor(np.searchsorted(self.classes_, y), device=self.device_)
-        return TensorDataset(_as_tensor(X).to(self.device_), codes)
+        rng = np.random.default_rng(self._seed())
+        share = self.validation_fraction * counts
+        # Round down, then up where most was lost, so that the total is right; ties at random.
+        quota = np.floor(share).astype(int)
+        loss = np.lexsort((rng.random(len(counts)), quota - share))
+        quota[loss[: round(share.sum()) - quota.sum()]] += 1
+        quota = np.minimum(np.maximum(quota, 1), counts - 1)
+        shuffled = rng.permutation(len(y))
+        by_class = shuffled[np.argsort(codes[shuffled], kind="stable")]
+        rank = np.arange(len(y)) - np.repeat(np.cumsum(counts) - counts, counts)
+        mask = np.zeros(len(y), dtype=bool)
+        mask[by_class] = rank < np.repeat(quota, counts)
+        return mask
 
     def _fresh_callbacks(self) -> list | None:
         """Copies of the callbacks: training must not change what the user passed."""
-        return None if self.callbacks is None else clone(self.callbacks, safe=False)
+        for item in self.callbacks or []:
+            callback = item[1] if isinstance(item, (tuple, list)) and len(item) == 2 else item
+            if not hasattr(callback, "on_train_begin"):
+                raise TypeError(
+                    "callbacks must be a list of skorch callbacks or of pairs of a name and a "
+                    f"callback, got {item!r} in it."
+                )
+        return copy.deepcopy(self.callbacks)
 
     def _start_from(self, net: TensorNet, previous: TensorNet) -> None:
         """Continue from the parameters of an earlier fit."""
@@ -564,6 +622,11 @@ class TorchClassifier(
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "net_")
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if hasattr(self, "net_"):  # which skorch moves to the CPU where there is no GPU
+            self.device_ = str(self.net_.device)
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         types = ["float64", "float32"] if self.dtype == "auto" else [self.dtype]
@@ -575,6 +638,54 @@ class TorchClassifier(
 
 def _dataset(data: TrainingData) -> TensorDataset:
     return TensorDataset(data.X, data.y, data.sample_weight)
+
+
+def _refuse_sparse(X: Any) -> None:
+    # scikit-learn refuses scipy's formats; these two it would trip over with an unclear error.
+    if isinstance(X, Tensor):
+        sparse = X.layout != torch.strided
+    else:
+        sparse = isinstance(X, pd.DataFrame) and all(
+            isinstance(dtype, pd.SparseDtype) for dtype in X.dtypes
+        )
+    if sparse:
+        cure = "X.to_dense()" if isinstance(X, Tensor) else "X.sparse.to_dense()"
+        raise TypeError(f"Sparse data was passed for X, but dense data is required. Use {cure}.")
+
+
+def _check_labels(y: Any, name: str) -> Any:
+    """Refuse what scikit-learn lets pass, or refuses for reasons that do not help."""
+    y = _to_numpy(y)
+    if y is None:
+        return y
+    dtype = str(getattr(y, "dtype", "list"))
+    values = np.asarray(y, dtype=object if dtype == "list" else None)
+    n_missing = int(np.sum(pd.isna(values)))
+    if n_missing:
+        raise ValueError(
+            f"{name} contains {n_missing} missing labels (NaN, None or NA). Remove their "
+            "samples, or give them a label of their own."
+        )
+    if dtype in ("object", "list"):
+        strings = {isinstance(label, str) for label in values.flat}
+        if strings == {True, False} or (dtype == "object" and strings == {False}):
+            kinds = sorted({type(label).__name__ for label in values.flat})
+            raise ValueError(
+                f"Unknown label type: {name} holds Python objects of type {', '.join(kinds)}. Use "
+                f"labels of one type: {name}.astype(str), or {name}.astype(int) if all of them are "
+                "integers."
+            )
+    return y
+
+
+def _drop_weightless(
+    X: NDArray, y: NDArray, weight: NDArray | None
+) -> tuple[NDArray, NDArray, NDArray | None]:
+    """Leave out samples of weight 0, which must not influence anything."""
+    if weight is None or weight.all():
+        return X, y, weight
+    kept = weight > 0
+    return X[kept], y[kept], weight[kept]
 
 
 def _to_numpy(array: Any) -> Any:
