@@ -59,6 +59,11 @@ class IsolatedRNG:
             self._cpu = torch.get_rng_state()
             self._cuda = [torch.cuda.get_rng_state(d) for d in self._devices]
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if not torch.cuda.is_available():  # saved on a machine that has one
+            state = {**state, "_devices": [], "_cuda": []}
+        self.__dict__.update(state)
+
 
 class TensorDataset(torch.utils.data.Dataset):
     """Features, labels and weights, as tensors.
@@ -176,6 +181,9 @@ class TensorNet(NeuralNetClassifier):
         skorch's.
     """
 
+    # Callbacks may keep copies of the parameters, so skorch has to move them between devices too.
+    cuda_dependent_attributes_ = ["callbacks_"]
+
     def __init__(
         self,
         module: nn.Module,
@@ -210,6 +218,17 @@ class TensorNet(NeuralNetClassifier):
         # The instances now live in module_ and criterion_; a second reference would be pickled a
         # second time, and without skorch's mapping between devices.
         self.module, self.criterion = type(self.module_), type(self.criterion_)
+        return self
+
+    def initialize_callbacks(self) -> TensorNet:
+        super().initialize_callbacks()
+        known = {name for name, _ in self._uniquely_named_callbacks()} | {"print_log"}
+        for key in self.get_params_for("callbacks"):
+            if key.split("__")[0] not in known:
+                raise ValueError(
+                    f"callbacks__{key} refers to no callback; their names are {sorted(known)}. "
+                    "Name one by a pair in the list of callbacks, as in ('stop', EarlyStopping())."
+                )
         return self
 
     def initialize_history(self) -> TensorNet:
@@ -264,33 +283,50 @@ class TensorNet(NeuralNetClassifier):
         epochs : int
             Number of passes over `train`, or of steps of a full-batch optimiser.
         """
+        self._check_monitors(valid)
         data = {"dataset_train": train, "dataset_valid": valid}
         batches = self.get_iterator(train, training=True)
         valid_batches = None if valid is None else self.get_iterator(valid, training=False)
         isolated = self.rng.scope if self.rng is not None and self.stochastic else nullcontext
         self.notify("on_train_begin", X=train.X, y=train.y)
+        good, diverged = self._snapshot(), False
         for _ in range(epochs):
             self.notify("on_epoch_begin", **data)
-            kept = {k: v.detach().clone() for k, v in self.module_.state_dict().items()}
+            start = self._snapshot()
             with isolated():
                 loss = self._train_epoch(batches)
             if not self._record("train_loss", loss):
-                self._restore(kept)
+                diverged = True
                 break
+            good = start  # the parameters that this finite loss belongs to
             if valid_batches is not None:
                 self._record("valid_loss", self._mean_loss(valid_batches))
+            if not self.history[-1]["batches"]:
+                self.history.new_batch()  # skorch's Checkpoint looks up the last one
             try:
                 self.notify("on_epoch_end", **data)
             except KeyboardInterrupt:  # how skorch's callbacks ask for the end of training
                 break
             if self.has_converged():
                 break
+        if diverged or not all(p.isfinite().all() for p in self.module_.parameters()):
+            self._restore(good)
         self.notify("on_train_end", X=train.X, y=train.y)
         return self
 
     def has_converged(self) -> bool:
         """Whether training has nothing more to do."""
         return getattr(self.optimizer_, "converged", False)
+
+    def _check_monitors(self, valid: TensorDataset | None) -> None:
+        for name, callback in self.callbacks_:
+            monitor = str(getattr(callback, "monitor", None))
+            if valid is None and monitor.startswith("valid_loss"):
+                raise ValueError(
+                    f"The callback {name} monitors {monitor!r}, but there are no validation data. "
+                    "Set validation_fraction, give X_val and y_val to fit, or let it monitor "
+                    f"{monitor.replace('valid', 'train')!r}."
+                )
 
     def _train_epoch(self, batches: TensorLoader) -> Tensor:
         if self.accumulate:
@@ -304,9 +340,12 @@ class TensorNet(NeuralNetClassifier):
             step = self.train_step(batch)
             total, count = total + size * step["loss"], count + size
             if watched:
-                self.history.record_batch("train_batch_size", size)
-                self.notify("on_batch_end", batch=batch, training=True, **step)
+                self._end_batch(batch, step, training=True)
         return total / count
+
+    def _end_batch(self, batch: Batch, step: dict[str, Tensor], *, training: bool) -> None:
+        self.history.record_batch(f"{'train' if training else 'valid'}_batch_size", len(batch[0]))
+        self.notify("on_batch_end", batch=batch, training=training, **step)
 
     def train_step(self, batch: Batch, **fit_params: Any) -> dict[str, Tensor]:
         if self._watches_batches():
@@ -323,27 +362,36 @@ class TensorNet(NeuralNetClassifier):
         return result
 
     def _accumulated_step(self, batches: TensorLoader) -> Tensor:
-        n = len(batches.dataset)
+        n, watched = len(batches.dataset), self._watches_batches()
+        steps: list[tuple[Batch, dict[str, Tensor]]] = []
 
         def closure() -> Tensor:
             self.optimizer_.zero_grad()
+            steps.clear()
             penalty = self.penalty()
             if isinstance(penalty, Tensor):
                 penalty.backward()
                 penalty = penalty.detach()
             total = torch.zeros((), dtype=torch.float64, device=self.device) + penalty
             for batch in batches:
-                loss, _ = self._batch_loss(batch, training=True)
+                loss, output = self._batch_loss(batch, training=True)
+                if watched:
+                    steps.append((batch, {"loss": loss.detach(), "y_pred": output.detach()}))
                 loss = loss * (len(batch[0]) / n)
                 loss.backward()
                 total += loss.detach()
-            if self._watches_batches():
+            if watched:
                 parameters = TeeGenerator(self.get_all_learnable_params())
                 self.notify("on_grad_computed", named_parameters=parameters, training=True)
             return total
 
         self._set_training(True)
-        return self.optimizer_.step(closure)
+        total = self.optimizer_.step(closure)
+        # The optimiser may have evaluated several points; callbacks see the last one.
+        for batch, step in steps:
+            self.notify("on_batch_begin", batch=batch, training=True)
+            self._end_batch(batch, step, training=True)
+        return total
 
     def _mean_loss(self, batches: TensorLoader) -> Tensor:
         total, count = torch.zeros((), device=self.device), 0
@@ -355,8 +403,7 @@ class TensorNet(NeuralNetClassifier):
             step = self.validation_step(batch)
             total, count = total + size * step["loss"], count + size
             if watched:
-                self.history.record_batch("valid_batch_size", size)
-                self.notify("on_batch_end", batch=batch, training=False, **step)
+                self._end_batch(batch, step, training=False)
         return total / count
 
     def outputs(self, X: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -365,7 +412,7 @@ class TensorNet(NeuralNetClassifier):
             yield self.evaluation_step(batch)
 
     def _watches_batches(self) -> bool:
-        """Whether a callback, or a subclass, listens to single batches."""
+        """Whether a callback listens to single batches."""
         hooks = ("on_batch_begin", "on_batch_end", "on_grad_computed")
         return any(
             getattr(type(callback), hook) is not getattr(Callback, hook)
@@ -381,12 +428,19 @@ class TensorNet(NeuralNetClassifier):
         self._best[name] = min(value, self._best.get(name, math.inf))
         return math.isfinite(value)
 
-    def _restore(self, kept: dict[str, Tensor]) -> None:
-        self.module_.load_state_dict(kept)
+    def _snapshot(self) -> list[dict[str, Tensor]]:
+        return [
+            {key: value.detach().clone() for key, value in part.state_dict().items()}
+            for part in (self.module_, self.criterion_)
+        ]
+
+    def _restore(self, good: list[dict[str, Tensor]]) -> None:
+        self.module_.load_state_dict(good[0])
+        self.criterion_.load_state_dict(good[1])
         warnings.warn(
-            f"The training loss is not finite in epoch {len(self.history)}; the parameters of the "
-            "epoch before are kept. Lower lr, scale the features, or clip gradients with the "
-            "callback skorch.callbacks.GradientNormClipping.",
+            f"Training diverged in epoch {len(self.history)}: the loss or the parameters are not "
+            "finite. The last parameters with a finite loss are kept. Lower lr, scale the "
+            "features, or clip gradients with the callback skorch.callbacks.GradientNormClipping.",
             ConvergenceWarning,
             stacklevel=4,
         )
