@@ -207,11 +207,10 @@ class RepresentationMarginLoss(nn.Module):
 
     Notes
     -----
-    *Weights.* A sample of weight `w` counts as `w` positives of the others, and `w` times as an
-    anchor. Having it `w` times in the batch is the same but for one thing: copies would also be
-    positives of each other, at distance 0. That adds :math:`(w - 1) e^{-2\\bar s/\\tau}` inside the
-    logarithm, and makes an anchor of a sample whose class has no other. Both are left out here
-    so that weights below 1 make sense.
+    *Weights.* A weight means that many copies of the sample in the batch: `w` positives of the
+    others, `w` anchors, and, as copies are positives of each other at distance 0, a further
+    :math:`(w - 1)_+ e^{-2\\bar s/\\tau}` inside the logarithm of its own. Other than in a mean of
+    losses, the scale of the weights matters.
 
     *Batches.* A sample without another of its class in the batch gives no gradient, so batches
     should hold several samples of each class they hold.
@@ -279,7 +278,10 @@ class RepresentationMarginLoss(nn.Module):
             # Samples without another of their class have no part in the loss. With many classes
             # that is most of them, and the Gram matrix is most of the cost. Elsewhere looking up
             # which they are would cost more than it saves.
-            rows = (y.bincount()[y] > 1).nonzero()[:, 0]
+            paired = y.bincount()[y] > 1
+            if weight is not None:
+                paired |= weight > 1
+            rows = paired.nonzero()[:, 0]
             features, y = features.index_select(0, rows), y[rows]
             weight = None if weight is None else weight[rows]
         if not len(y):
@@ -293,14 +295,19 @@ class RepresentationMarginLoss(nn.Module):
         with torch.autocast(features.device.type, enabled=False):
             distance = torch.addmm(square[:, None], offset, offset.T, alpha=-2).add_(square)
         exponent = (distance.clamp(min=0) - 2 * spread).div_(tau)
+        # The pair of a sample with itself is free to hold the 1 of the logarithm, exp(0).
+        own = torch.zeros_like(square)
+        has_positive = positive.any(dim=1)
         if weight is None:
             weight = torch.ones_like(square)
         else:
             positive = positive & (weight > 0)
             exponent = exponent + weight.log()
-        # The pair of a sample with itself is free to hold the 1 of the logarithm, exp(0).
-        exponent = exponent.masked_fill_(~positive, -torch.inf).masked_fill_(itself, 0)
-        anchor = weight * positive.any(dim=1)
+            copies = (weight - 1).clamp(min=0)
+            own = torch.log1p(copies * torch.exp(-2 * spread / tau))
+            has_positive = positive.any(dim=1) | (copies > 0)
+        exponent = torch.where(itself, own.diag(), exponent.masked_fill_(~positive, -torch.inf))
+        anchor = weight * has_positive
         total = anchor.sum()
         loss = (anchor * exponent.logsumexp(dim=1)).sum()
         return tau * loss / torch.where(total > 0, total, 1)
@@ -344,6 +351,9 @@ class MR2Loss(FullPrecisionModule):
     logit_loss : LogitMarginLoss
     representation_loss : RepresentationMarginLoss
     running : RunningClassMoments
+    weight_scale : float
+        Copies of a sample that a weight of 1 stands for; 1 unless set. Weights of mean 1 are what
+        a mean of losses wants, the representation loss wants to know how many copies they are.
     given_spread : Tensor of shape (n_classes,)
         Buffer with what :meth:`set_class_spread` was given, NaN where nothing was.
 
@@ -401,6 +411,7 @@ class MR2Loss(FullPrecisionModule):
         self.margin_statistic = margin_statistic
         self.margin_exponent = margin_exponent
         self.representation_weight = representation_weight
+        self.weight_scale = 1.0
         self._statistic = _choose("margin_statistic", margin_statistic, MARGIN_STATISTICS)
         self._floor = _choose("margin_mode", margin_mode, MARGIN_MODES).floor
         self.logit_loss = LogitMarginLoss(margin_mode)
@@ -509,5 +520,9 @@ class MR2Loss(FullPrecisionModule):
         loss = self.logit_loss(logits, y, self._margins(moments), sample_weight)
         if self.representation_weight == 0:
             return loss
-        representation = self.representation_loss(features, y, moments.mean_spread, sample_weight)
+        copies = sample_weight
+        if self.weight_scale != 1:
+            ones = features.new_ones(len(y)) if copies is None else copies
+            copies = self.weight_scale * ones
+        representation = self.representation_loss(features, y, moments.mean_spread, copies)
         return loss + self.representation_weight * representation

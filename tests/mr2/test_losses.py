@@ -171,10 +171,10 @@ def test_logit_loss_rejects():
 # ---------------------------------------------------------------- representation margin
 
 
-def loop_representation(features, y, spread, tau=1.0, weight=None, copies=False):
+def loop_representation(features, y, spread, tau=1.0, weight=None):
     """Independent: numpy, one pair at a time. Returns each anchor's weight, exponents and loss.
 
-    With `copies`, a weight is that many literal copies, which see each other at distance 0.
+    A weight is that many literal copies, which see each other at distance 0.
     """
     features, y = np.asarray(features, dtype=float), y.tolist()
     weight = [1.0] * len(y) if weight is None else weight.tolist()
@@ -182,7 +182,7 @@ def loop_representation(features, y, spread, tau=1.0, weight=None, copies=False)
     for i in range(len(y)):
         terms = []
         for j in range(len(y)):
-            count = weight[j] if j != i else (weight[i] - 1 if copies else 0)
+            count = weight[j] if j != i else weight[i] - 1
             if y[i] == y[j] and count > 0:
                 distance = ((features[i] - features[j]) ** 2).sum()
                 terms.append(((distance - 2 * spread) / tau, count))
@@ -371,22 +371,29 @@ def test_weights_of_1_and_0():
     )
 
 
-def test_weight_is_repetition_but_for_the_copies_themselves():
-    _, features, y, weight = make_batch(n_classes=3)
-    features, spread, repeats = features / 4, 0.5, weight.long()
-    literal = weighted_mean(loop_representation(features, y, spread, weight=weight, copies=True))
-    repeated = RepresentationMarginLoss()(
-        features.repeat_interleave(repeats, 0), y.repeat_interleave(repeats), spread
-    )
-    assert float(repeated) == pytest.approx(literal)
-    # The terms left out have weight exp(-2 s_bar / tau), nothing for a wide margin.
-    wide = 10.0
-    features = features * 8
-    repeated = RepresentationMarginLoss()(
-        features.repeat_interleave(repeats, 0), y.repeat_interleave(repeats), wide
-    )
-    counted = RepresentationMarginLoss()(features, y, wide, weight)
-    assert float(counted) == pytest.approx(float(repeated), rel=1e-6)
+@pytest.mark.parametrize("tau", [1.0, "auto"])
+def test_weight_is_repetition_of_the_representation_loss(tau):
+    _, features, y, _ = make_batch(3)
+    count = torch.randint(0, 4, y.shape, generator=torch.Generator().manual_seed(0))
+    loss = RepresentationMarginLoss(tau)
+    weighted = loss(features / 4, y, 0.7, count.to(features.dtype))
+    rows = torch.arange(len(y)).repeat_interleave(count)
+    repeated = loss(features[rows] / 4, y[rows], 0.7)
+    assert float(weighted) == pytest.approx(float(repeated), rel=1e-10)
+
+
+def test_weight_scale_turns_weights_into_copies():
+    logits, features, y, weight = make_batch(3)
+    loss = MR2Loss(
+        int(y.max()) + 1, features.shape[1], representation_weight=0.5, tau="auto"
+    ).double()
+    loss.running.update(features, y)
+    loss.eval()
+    loss.weight_scale = 2.5
+    by_hand = loss.logit_loss(logits[:, : int(y.max()) + 1], y, loss.margins, weight)
+    by_hand += 0.5 * loss.representation_loss(features, y, loss.moments.mean_spread, 2.5 * weight)
+    actual = loss(logits[:, : int(y.max()) + 1], features, y, weight)
+    assert float(actual) == pytest.approx(float(by_hand), rel=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
