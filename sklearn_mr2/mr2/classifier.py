@@ -109,7 +109,8 @@ class ProbeNet(TensorNet):
         self, train: TensorDataset, valid: TensorDataset | None = None, *, epochs: int
     ) -> ProbeNet:
         super().train_on(train, valid, epochs=epochs)
-        if self.optimizer_ is None or not self.optimizer_.converged:
+        # An end that a callback asked for, or divergence, is not a lack of iterations.
+        if len(self.history) == epochs and not getattr(self.optimizer_, "converged", False):
             warnings.warn(
                 f"The probe has not converged in max_epochs={epochs} iterations. Raise max_epochs "
                 "or tol, or standardise the features.",
@@ -339,6 +340,19 @@ class MR2Classifier(TorchClassifier):
             "verbose": self.verbose,
             **self._passthrough("callbacks__"),
         }
+        ignored = self._passthrough("optimizer__", "iterator_train__")
+        if full_batch and ignored:
+            raise ValueError(
+                f"{next(iter(ignored))} is given, but the full-batch optimiser of a linear probe "
+                "has no such parameters. Set optimizer, for example to torch.optim.Adam."
+            )
+        if not isinstance(self.optimizer, str) and not issubclass(
+            self.optimizer, torch.optim.Optimizer
+        ):
+            raise ValueError(
+                f"optimizer must be 'auto' or a subclass of torch.optim.Optimizer, got "
+                f"{self.optimizer!r}."
+            )
         net: TensorNet
         if full_batch:
             net = ProbeNet(
@@ -355,11 +369,12 @@ class MR2Classifier(TorchClassifier):
                 stochastic=False,
                 optimizer=torch.optim.Adam if self.optimizer == "auto" else self.optimizer,
                 lr=self._resolve(self.lr, 1e-3),
-                iterator_train__shuffle=True,
-                iterator_train__generator=torch.Generator().manual_seed(seed),
                 **options,
-                **self._passthrough("optimizer__"),
-                **self._passthrough("iterator_train__"),
+                **{
+                    "iterator_train__shuffle": True,
+                    "iterator_train__generator": torch.Generator().manual_seed(seed),
+                    **self._passthrough("optimizer__", "iterator_train__"),
+                },
             )
         return net.initialize()
 
@@ -482,9 +497,11 @@ class MR2Classifier(TorchClassifier):
     def _validation_error(self, valid: TensorDataset) -> NDArray:
         predicted = torch.cat([z.argmax(1).cpu() for z, _ in self.net_.outputs(valid.X)]).numpy()
         y = np.asarray(valid.y.cpu()) if valid.y is not None else np.zeros(0, int)
+        weight = None if valid.sample_weight is None else valid.sample_weight.cpu().numpy()
         n_classes = len(self.classes_)
-        wrong = np.bincount(y, predicted != y, minlength=n_classes)
-        seen = np.bincount(y, minlength=n_classes)
+        missed = (predicted != y) * (1 if weight is None else weight)
+        wrong = np.bincount(y, missed, minlength=n_classes)
+        seen = np.bincount(y, weight, minlength=n_classes)
         return np.divide(wrong, seen, out=np.full(n_classes, np.nan), where=seen > 0)
 
     def to_sklearn(self) -> LogisticRegression:
