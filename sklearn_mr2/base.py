@@ -63,7 +63,12 @@ class TorchClassifier(
     classes_: NDArray
     net_: TensorNet
 
-    _passthrough_prefixes = ("module__", "optimizer__", "callbacks__", "iterator_train__")
+    _passthrough_prefixes: tuple[str, ...] = (
+        "module__",
+        "optimizer__",
+        "callbacks__",
+        "iterator_train__",
+    )
 
     _parameter_constraints: dict = {
         "max_epochs": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],

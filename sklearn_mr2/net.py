@@ -10,10 +10,12 @@ history, devices, compilation and pickling.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +25,9 @@ from skorch.callbacks import Callback, EpochTimer, PrintLog
 from skorch.dataset import unpack_data
 from skorch.utils import TeeGenerator
 from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from .checkpoint import load_checkpoint, save_checkpoint
 
 
 class IsolatedRNG:
@@ -58,6 +63,14 @@ class IsolatedRNG:
             yield
             self._cpu = torch.get_rng_state()
             self._cuda = [torch.cuda.get_rng_state(d) for d in self._devices]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands."""
+        return {"cpu": self._cpu, "cuda": self._cuda}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from where another stream stood."""
+        self._cpu, self._cuda = state["cpu"], state["cuda"]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if not torch.cuda.is_available():  # saved on a machine that has one
@@ -158,6 +171,26 @@ def first_output_softmax(logits: Tensor) -> Tensor:
     return logits.softmax(-1)
 
 
+class EpochBar(Callback):
+    """Progress bar over epochs, with the losses and scores of the last one."""
+
+    def on_train_begin(self, net: TensorNet, **kwargs: Any) -> None:
+        self.bar_ = tqdm(total=net.n_epochs_asked, unit="epoch")
+
+    def on_epoch_end(self, net: TensorNet, **kwargs: Any) -> None:
+        shown = {
+            name: f"{value:.4g}"
+            for name, value in net.history[-1].items()
+            if isinstance(value, float) and name != "dur"
+        }
+        self.bar_.set_postfix(shown, refresh=False)
+        self.bar_.update(len(net.history) - self.bar_.n)
+
+    def on_train_end(self, net: TensorNet, **kwargs: Any) -> None:
+        self.bar_.close()
+        del self.bar_  # holds a stream, which cannot be pickled
+
+
 class TensorNet(NeuralNetClassifier):
     """skorch net over :class:`TensorDataset`, with one synchronisation an epoch.
 
@@ -168,13 +201,19 @@ class TensorNet(NeuralNetClassifier):
         ``criterion(logits, features, y, sample_weight)`` and returns the batch's mean loss.
     rng : IsolatedRNG
         Source of random numbers during training.
-    shuffle_generator : torch.Generator
-        Source of the order of batches.
     stochastic : bool, default=True
         Whether training draws random numbers inside the module.
     accumulate : bool, default=False
         Give the optimiser one closure an epoch that sums over all batches, as full-batch
         optimisers want it; otherwise one step a batch.
+    mixed_precision : "bfloat16" or None, default=None
+        Type of matrix products during training. bfloat16 has the range of float32, so that
+        gradients need no scaling.
+    checkpoint : path, optional
+        File that the state of training is written to after each epoch, and that it continues from
+        where an earlier run was cut off. Removed when training is over.
+    fingerprint : str, default=""
+        What tells one training run from another, so that it never continues a foreign one.
     head_l2 : float, default=0
         Penalty ``head_l2 / 2 * ||W||^2`` on the weights of ``module.head``.
     **kwargs
@@ -192,6 +231,9 @@ class TensorNet(NeuralNetClassifier):
         rng: IsolatedRNG | None = None,
         stochastic: bool = True,
         accumulate: bool = False,
+        mixed_precision: str | None = None,
+        checkpoint: str | os.PathLike | None = None,
+        fingerprint: str = "",
         head_l2: float = 0.0,
         **kwargs: Any,
     ) -> None:
@@ -203,13 +245,18 @@ class TensorNet(NeuralNetClassifier):
         self.rng = rng
         self.stochastic = stochastic
         self.accumulate = accumulate
+        self.mixed_precision = mixed_precision
+        self.checkpoint = checkpoint
+        self.fingerprint = fingerprint
         self.head_l2 = head_l2
         self.n_seen = 0
 
     @property
     def _default_callbacks(self) -> list[tuple[str, Callback]]:
         callbacks: list[tuple[str, Callback]] = [("epoch_timer", EpochTimer())]
-        if self.verbose:
+        if self.verbose == 1:
+            callbacks.append(("progress_bar", EpochBar()))
+        elif self.verbose:
             callbacks.append(("print_log", PrintLog()))
         return callbacks
 
@@ -222,7 +269,10 @@ class TensorNet(NeuralNetClassifier):
 
     def initialize_callbacks(self) -> TensorNet:
         super().initialize_callbacks()
-        known = {name for name, _ in self._uniquely_named_callbacks()} | {"print_log"}
+        known = {name for name, _ in self._uniquely_named_callbacks()} | {
+            "progress_bar",
+            "print_log",
+        }
         for key in self.get_params_for("callbacks"):
             if key.split("__")[0] not in known:
                 raise ValueError(
@@ -255,8 +305,15 @@ class TensorNet(NeuralNetClassifier):
         weight = batch.sample_weight
         device = self.device
         y, weight = y.to(device), None if weight is None else weight.to(device)
-        output = self.infer(X)
+        with self._precision(training):
+            output = self.infer(X)
         return self.get_loss(output, y, training=training, weight=weight), output[0]
+
+    def _precision(self, training: bool) -> Any:
+        if not training or self.mixed_precision is None:
+            return nullcontext()
+        kind = torch.device(self.device).type
+        return torch.autocast(kind, dtype=getattr(torch, self.mixed_precision))
 
     def train_step_single(self, batch: Batch, **fit_params: Any) -> dict[str, Tensor]:
         self._set_training(True)
@@ -288,9 +345,11 @@ class TensorNet(NeuralNetClassifier):
         batches = self.get_iterator(train, training=True)
         valid_batches = None if valid is None else self.get_iterator(valid, training=False)
         isolated = self.rng.scope if self.rng is not None and self.stochastic else nullcontext
+        self.n_epochs_asked = epochs
         self.notify("on_train_begin", X=train.X, y=train.y)
+        done = 0 if self.checkpoint is None else load_checkpoint(self, self.checkpoint)
         good, diverged = self._snapshot(), False
-        for _ in range(epochs):
+        for _ in range(done, epochs):
             self.notify("on_epoch_begin", **data)
             start = self._snapshot()
             with isolated():
@@ -309,9 +368,13 @@ class TensorNet(NeuralNetClassifier):
                 break
             if self.has_converged():
                 break
+            if self.checkpoint is not None:
+                save_checkpoint(self, self.checkpoint)
         if diverged or not all(p.isfinite().all() for p in self.module_.parameters()):
             self._restore(good)
         self.notify("on_train_end", X=train.X, y=train.y)
+        if self.checkpoint is not None:
+            Path(self.checkpoint).unlink(missing_ok=True)
         return self
 
     def has_converged(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import warnings
 from collections.abc import Callable
 from numbers import Integral, Real
@@ -20,29 +22,17 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from ..base import TorchClassifier, TrainingData
+from ..checkpoint import fingerprint
 from ..net import IsolatedRNG, TensorDataset, TensorNet
-from .heads import LinearHead
+from .heads import CosineHead, LinearHead
 from .losses import MARGIN_MODES, MARGIN_STATISTICS, LogitMarginLoss, MR2Loss
+from .modules import MLP, HeadedModule, n_features_of
 from .probe import GramPreconditioner, PreconditionedLBFGS, Solve
 from .statistics import ClassMoments, class_margins, class_moments
 
 #: Samples that the probe's preconditioner is made of: enough for its spectrum, few enough to cost
 #: less than a pass over large data.
 _PRECONDITIONER_ROWS = 4096
-
-
-class HeadedModule(nn.Module):
-    """A backbone and a head: maps a batch to ``(logits, features)``."""
-
-    head: LinearHead
-
-    def __init__(self, backbone: nn.Module, head: LinearHead) -> None:
-        super().__init__()
-        self.backbone, self.head = backbone, head
-
-    def forward(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.backbone(X)
-        return self.head(features), features
 
 
 class FixedMarginLoss(nn.Module):
@@ -143,8 +133,16 @@ class MR2Classifier(TorchClassifier):
 
     Parameters
     ----------
-    module : "linear", default="linear"
-        What maps `X` to the features under the head. "linear" uses `X` itself.
+    module : "linear", "mlp", or torch.nn.Module class or instance, default="linear"
+        What maps `X` to the features under the head: "linear" uses `X` itself, which makes a linear
+        probe; "mlp" is a multilayer perceptron with ``module__hidden_layer_sizes`` (default
+        ``(128,)``) and ``module__dropout``. A module of one's own maps a batch of `X`, of any
+        rank, to features of shape (n_samples, n_features). An instance may be pretrained; it is
+        copied, never changed.
+    head : {"linear", "cosine"}, default="linear"
+        What maps features to logits: weights and intercepts, or scaled cosines as for CLIP, with
+        ``head__scale`` and ``head__learn_scale``; see :class:`~sklearn_mr2.mr2.heads.CosineHead`.
+        The statistics are those of the normalised features then; use ``margin_norm=3``.
     margin : float, default=1.0
         Mean of the class margins, :math:`\\bar c`. Where margins divide, it acts as a temperature
         that trades against `C`.
@@ -159,6 +157,14 @@ class MR2Classifier(TorchClassifier):
         the logit of its class.
     margin_norm : float, default=2
         Norm of the statistics, see :func:`~sklearn_mr2.mr2.statistics.class_moments`.
+    representation_weight : float or "auto", default="auto"
+        Weight of the loss that pulls together samples of a class that are far apart; "auto" is
+        0.01. It changes features only, so it does not apply to ``module="linear"``.
+    representation_tau : float or "auto", default="auto"
+        Its temperature, see :class:`~sklearn_mr2.mr2.losses.RepresentationMarginLoss`.
+    momentum : float or None, default=0.95
+        How much of a class's running statistics remains at each new batch, for features that are
+        learned; see :class:`~sklearn_mr2.mr2.statistics.RunningClassMoments`.
     C : float, default=1.0
         Inverse strength of the L2 penalty on the head's weights, with the meaning it has in
         :class:`~sklearn.linear_model.LogisticRegression`: the objective is
@@ -191,6 +197,14 @@ class MR2Classifier(TorchClassifier):
         Where to train and predict. "auto" takes a GPU when there is one.
     dtype : {"auto", "float32", "float64"}, default="auto"
         Floating point type of data and model. "auto" keeps that of `X`.
+    mixed_precision : "bfloat16" or None, default=None
+        Type of matrix products during training. Parameters and losses keep `dtype`.
+    compile : bool, default=False
+        Whether to pass the network through :func:`torch.compile`, with ``compile__*``.
+    checkpoint : path, optional
+        File that mini-batch training writes its state to after each epoch. If training is cut off,
+        the same fit continues from it and ends with the same model; `random_state` must be an
+        integer for that. The file is removed when training is over.
     warm_start : bool, default=False
         Start from the parameters of the last fit.
     callbacks : list of skorch callbacks, optional
@@ -201,17 +215,18 @@ class MR2Classifier(TorchClassifier):
         Source of randomness: initialisation, order of mini-batches, folds. Neither numpy's nor
         torch's global state is used.
     **kwargs
-        Passed on to skorch: ``module__*``, ``optimizer__*``, ``callbacks__*`` and
-        ``iterator_train__*``.
+        Parameters of the parts: ``module__*``, ``head__*``, ``optimizer__*``, ``callbacks__*``,
+        ``iterator_train__*`` and ``compile__*``. ``optimizer__param_groups`` sets parts of the
+        network apart, as in ``[("backbone.*", {"lr": 1e-5})]``.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
         Class labels.
     coef_ : ndarray of shape (n_classes, n_features_out) or (1, n_features_out)
-        Weights of the head; one row for two classes.
+        Weights of a linear head; one row for two classes.
     intercept_ : ndarray of shape (n_classes,) or (1,)
-        Intercepts of the head.
+        Intercepts of a linear head.
     margins_ : ndarray of shape (n_classes,)
         Margin of each class.
     class_spread_ : ndarray of shape (n_classes,)
@@ -250,14 +265,20 @@ class MR2Classifier(TorchClassifier):
     True
     """
 
+    _passthrough_prefixes = (*TorchClassifier._passthrough_prefixes, "head__", "compile__")
+
     _parameter_constraints: dict = {
         **TorchClassifier._parameter_constraints,
-        "module": [StrOptions({"linear"})],
+        "module": [StrOptions({"linear", "mlp"}), nn.Module, type],
+        "head": [StrOptions({"linear", "cosine"})],
         "margin": [Interval(Real, 0, None, closed="neither")],
         "margin_statistic": [StrOptions(set(MARGIN_STATISTICS)), None],
         "margin_exponent": [Interval(Real, 0, None, closed="left")],
         "margin_mode": [StrOptions(set(MARGIN_MODES))],
         "margin_norm": [Interval(Real, 1, None, closed="left")],
+        "representation_weight": [Interval(Real, 0, None, closed="left"), StrOptions({"auto"})],
+        "representation_tau": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+        "momentum": [Interval(Real, 0, 1, closed="left"), None],
         "C": [Interval(Real, 0, None, closed="right")],
         "fit_intercept": ["boolean"],
         "error_cv": [Interval(Integral, 2, None, closed="left"), HasMethods(["split"]), None],
@@ -265,17 +286,24 @@ class MR2Classifier(TorchClassifier):
         "batch_size": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "lr": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "tol": [Interval(Real, 0, None, closed="left")],
+        "compile": ["boolean"],
+        "checkpoint": [str, os.PathLike, None],
+        "mixed_precision": [StrOptions({"bfloat16"}), None],
     }
 
     def __init__(
         self,
         module: Any = "linear",
         *,
+        head: Literal["linear", "cosine"] = "linear",
         margin: float = 1.0,
         margin_statistic: Literal["second_moment", "dispersion", "error"] | None = "second_moment",
         margin_exponent: float = 1 / 3,
         margin_mode: Literal["divide", "subtract"] = "divide",
         margin_norm: float = 2,
+        representation_weight: float | Literal["auto"] = "auto",
+        representation_tau: float | Literal["auto"] = "auto",
+        momentum: float | None = 0.95,
         C: float = 1.0,
         fit_intercept: bool = True,
         class_weight: dict | Literal["balanced"] | None = None,
@@ -288,6 +316,9 @@ class MR2Classifier(TorchClassifier):
         validation_fraction: float | None = None,
         device: str | torch.device = "auto",
         dtype: Literal["auto", "float32", "float64"] = "auto",
+        mixed_precision: Literal["bfloat16"] | None = None,
+        compile: bool = False,
+        checkpoint: str | os.PathLike | None = None,
         warm_start: bool = False,
         callbacks: list | None = None,
         verbose: int = 0,
@@ -295,11 +326,15 @@ class MR2Classifier(TorchClassifier):
         **kwargs: Any,
     ) -> None:
         self.module = module
+        self.head = head
         self.margin = margin
         self.margin_statistic = margin_statistic
         self.margin_exponent = margin_exponent
         self.margin_mode = margin_mode
         self.margin_norm = margin_norm
+        self.representation_weight = representation_weight
+        self.representation_tau = representation_tau
+        self.momentum = momentum
         self.C = C
         self.fit_intercept = fit_intercept
         self.class_weight = class_weight
@@ -312,6 +347,9 @@ class MR2Classifier(TorchClassifier):
         self.validation_fraction = validation_fraction
         self.device = device
         self.dtype = dtype
+        self.mixed_precision = mixed_precision
+        self.compile = compile
+        self.checkpoint = checkpoint
         self.warm_start = warm_start
         self.callbacks = callbacks
         self.verbose = verbose
@@ -320,25 +358,40 @@ class MR2Classifier(TorchClassifier):
 
     # ------------------------------------------------------------------ building the net
 
+    @property
+    def _frozen(self) -> bool:
+        """Whether the features under the head are `X` itself."""
+        return isinstance(self.module, str) and self.module == "linear"
+
+    def _wants_2d(self) -> bool:
+        return isinstance(self.module, str)
+
     def _build_net(
         self, data: TrainingData, rng: IsolatedRNG, seed: int, *, by_parts: bool
     ) -> TensorNet:
         with rng.scope():
             module = self._build_module(data)
-        full_batch = self.optimizer == "auto" and not by_parts
-        l2 = 1 / (self.C * data.total_weight)
-        criterion = self._running_loss(module) if by_parts else self._frozen_loss(data)
+        full_batch = self._frozen and not by_parts and self.optimizer == "auto"
+        fixed = self._frozen and not by_parts
+        if full_batch and self.checkpoint is not None:
+            raise ValueError(
+                "checkpoint is for training by mini-batches. A linear probe with optimizer='auto' "
+                "is fitted in one go: set checkpoint=None."
+            )
         options: dict[str, Any] = {
-            "criterion": criterion,
+            "criterion": self._fixed_loss(module, data) if fixed else self._loss(module, data),
             "rng": rng,
-            "head_l2": l2,
-            "max_epochs": self._resolve(self.max_epochs, 2000 if full_batch else 50),
-            "batch_size": self._resolve(self.batch_size, 4096 if full_batch else 128),
-            "iterator_valid__batch_size": 4096,
+            # Directions have no length to penalise.
+            "head_l2": 0.0 if self.head == "cosine" else 1 / (self.C * data.total_weight),
+            "max_epochs": _resolve(self.max_epochs, 2000 if full_batch else 50),
+            "batch_size": _resolve(self.batch_size, 4096 if full_batch else 128),
+            "iterator_valid__batch_size": 4096 if self._frozen else 512,
             "callbacks": self._fresh_callbacks(),
             "device": self.device_,
+            "compile": self.compile,
+            "mixed_precision": self.mixed_precision,
             "verbose": self.verbose,
-            **self._passthrough("callbacks__"),
+            **self._passthrough("callbacks__", "compile__"),
         }
         ignored = self._passthrough("optimizer__", "iterator_train__")
         if full_batch and ignored:
@@ -358,17 +411,23 @@ class MR2Classifier(TorchClassifier):
             net = ProbeNet(
                 module,
                 tol=self.tol,
-                make_preconditioner=lambda net: _probe_preconditioner(
-                    net, data, self.margin_mode, self.fit_intercept
-                ),
+                make_preconditioner=(
+                    lambda net: _probe_preconditioner(
+                        net, data, self.margin_mode, self.fit_intercept
+                    )
+                )
+                if self.head == "linear"
+                else None,
                 **options,
             )
         else:
             net = TensorNet(
                 module,
-                stochastic=False,
+                stochastic=not self._frozen,
+                checkpoint=None if by_parts else self.checkpoint,
+                fingerprint=fingerprint(self, data.X, data.y, seed) if self.checkpoint else "",
                 optimizer=torch.optim.Adam if self.optimizer == "auto" else self.optimizer,
-                lr=self._resolve(self.lr, 1e-3),
+                lr=_resolve(self.lr, 1e-3),
                 **options,
                 **{
                     "iterator_train__shuffle": True,
@@ -378,33 +437,70 @@ class MR2Classifier(TorchClassifier):
             )
         return net.initialize()
 
-    @staticmethod
-    def _resolve(value: Any, default: Any) -> Any:
-        return default if isinstance(value, str) else value
-
     def _build_module(self, data: TrainingData) -> HeadedModule:
-        head = LinearHead(
-            data.X.shape[1], data.n_classes, bias=self.fit_intercept, dtype=data.X.dtype
-        )
-        return HeadedModule(nn.Identity(), head)
+        kwargs = {k.removeprefix("module__"): v for k, v in self._passthrough("module__").items()}
+        if kwargs and (self._frozen or isinstance(self.module, nn.Module)):
+            raise ValueError(
+                f"module__{next(iter(kwargs))} is given, but module is "
+                f"{'linear' if self._frozen else 'an instance'}, which takes no parameters. Pass "
+                "the class as module."
+            )
+        backbone: nn.Module
+        if self._frozen:
+            backbone = nn.Identity()
+        elif isinstance(self.module, str):
+            backbone = MLP(data.X.shape[1], **kwargs)
+        elif isinstance(self.module, nn.Module):
+            backbone = copy.deepcopy(self.module)
+        else:
+            backbone = self.module(**kwargs)
+        backbone = backbone.to(data.X.dtype)
+        n_features = n_features_of(backbone, data.X[:2].cpu())
+        kwargs = {k.removeprefix("head__"): v for k, v in self._passthrough("head__").items()}
+        head: LinearHead | CosineHead
+        if self.head == "linear":
+            head = LinearHead(n_features, data.n_classes, bias=self.fit_intercept, **kwargs)
+        else:
+            generator = torch.Generator().manual_seed(torch.initial_seed())
+            head = CosineHead(n_features, data.n_classes, generator=generator, **kwargs)
+        return HeadedModule(backbone, head.to(data.X.dtype))
 
-    def _running_loss(self, module: HeadedModule) -> MR2Loss:
-        """Loss whose margins follow the features seen so far."""
-        return MR2Loss(
-            module.head.n_classes,
+    def _start_from(self, net: TensorNet, previous: TensorNet) -> None:
+        super()._start_from(net, previous)
+        if isinstance(net.criterion_, MR2Loss) and isinstance(previous.criterion_, MR2Loss):
+            net.criterion_.load_state_dict(previous.criterion_.state_dict())
+
+    # ------------------------------------------------------------------ margins
+
+    def _loss(self, module: HeadedModule, data: TrainingData) -> MR2Loss:
+        """Loss whose margins follow the features during training."""
+        weight = 0.0 if self._frozen else _resolve(self.representation_weight, 0.01)
+        loss = MR2Loss(
+            data.n_classes,
             module.head.in_features,
             margin=self.margin,
             margin_statistic=self.margin_statistic or "second_moment",
             margin_exponent=0.0 if self.margin_statistic is None else self.margin_exponent,
             margin_mode=self.margin_mode,
             margin_norm=self.margin_norm,
-            momentum=None,
+            representation_weight=weight,
+            tau=self.representation_tau,
+            # Frozen features that come by parts: the moments of all that was seen.
+            momentum=None if self._frozen else self.momentum,
         )
+        loss.weight_scale = data.total_weight / len(data.X)
+        if self.margin_statistic == "error":
+            loss.set_class_spread(torch.as_tensor(self._out_of_fold_error(data)))
+        return loss
 
-    # ------------------------------------------------------------------ margins
-
-    def _frozen_loss(self, data: TrainingData) -> FixedMarginLoss:
+    def _fixed_loss(self, module: HeadedModule, data: TrainingData) -> FixedMarginLoss:
         """Loss with margins from exact statistics of all training data."""
+        if not isinstance(self.representation_weight, str) and self.representation_weight > 0:
+            warnings.warn(
+                "representation_weight has no effect with module='linear': the features are "
+                "frozen, and the representation margin loss has no gradient.",
+                stacklevel=6,
+            )
         error = moments = None
         if self.error_cv is not None or self.margin_statistic == "error":
             error = self._out_of_fold_error(data)
@@ -413,8 +509,10 @@ class MR2Classifier(TorchClassifier):
         elif self.margin_statistic == "error":
             spread = torch.as_tensor(error, device=data.X.device)
         else:
+            head = module.head
+            X = head.normalise(data.X) if isinstance(head, CosineHead) else data.X
             moments = class_moments(
-                data.X, data.y, data.n_classes, data.sample_weight, norm=self.margin_norm
+                X, data.y, data.n_classes, data.sample_weight, norm=self.margin_norm
             )
             spread = MARGIN_STATISTICS[self.margin_statistic](moments)
             spread = torch.where(moments.present, spread, torch.nan)
@@ -478,12 +576,13 @@ class MR2Classifier(TorchClassifier):
 
     def _after_training(self, data: TrainingData, valid: TensorDataset | None) -> None:
         head = self.net_.module_.head
-        self.coef_ = head.weight.detach().cpu().numpy().copy()
-        self.intercept_ = (
-            np.zeros(len(self.coef_), self.coef_.dtype)
-            if head.bias is None
-            else head.bias.detach().cpu().numpy().copy()
-        )
+        if isinstance(head, LinearHead):
+            self.coef_ = head.weight.detach().cpu().numpy().copy()
+            self.intercept_ = (
+                np.zeros(len(self.coef_), self.coef_.dtype)
+                if head.bias is None
+                else head.bias.detach().cpu().numpy().copy()
+            )
         criterion = self.net_.criterion_
         self.margins_ = criterion.margins.cpu().numpy()
         self.class_spread_ = criterion.spread.cpu().numpy()
@@ -518,6 +617,11 @@ class MR2Classifier(TorchClassifier):
             If the model is not a linear probe.
         """
         check_is_fitted(self)
+        if not self._frozen or self.head != "linear":
+            raise ValueError(
+                "to_sklearn is for linear probes with a linear head. For a network, "
+                "put transform and a LogisticRegression with coef_ and intercept_ in a Pipeline."
+            )
         model = LogisticRegression(C=self.C, fit_intercept=self.fit_intercept)
         model.coef_, model.intercept_ = self.coef_.copy(), self.intercept_.copy()
         model.classes_ = self.classes_.copy()
@@ -526,6 +630,11 @@ class MR2Classifier(TorchClassifier):
         if hasattr(self, "feature_names_in_"):
             model.feature_names_in_ = self.feature_names_in_.copy()
         return model
+
+
+def _resolve(value: Any, default: Any) -> Any:
+    """`default` in place of "auto"."""
+    return default if isinstance(value, str) else value
 
 
 def _rank_correlation(margins: NDArray, error: NDArray | None) -> float:
