@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["LOSSES", "error_logits", "log_losses", "log_total_loss"]
+__all__ = ["LOSSES", "error_logits", "log_losses", "log_total_loss", "margins"]
 
 LOSSES = ("logistic", "exponential")
 
@@ -61,6 +61,36 @@ def error_logits(outputs: Tensor, targets: Tensor) -> Tensor:
     column = targets[:, None]
     others = outputs.scatter(1, column, -torch.inf)
     return _logsumexp(others, dim=1) - outputs.gather(1, column)[:, 0]
+
+
+def margins(outputs: Tensor, targets: Tensor) -> Tensor:
+    r"""Classification margins :math:`q_n = f_{y_n} - \max_{k \ne y_n} f_k`.
+
+    For one output the margin is f for class 1 and -f for class 0.
+
+    Parameters
+    ----------
+    outputs : Tensor of shape (n_samples,), (n_samples, 1) or (n_samples, n_classes)
+        The network's outputs.
+    targets : Tensor of shape (n_samples,)
+        Integer classes from 0 on.
+
+    Returns
+    -------
+    Tensor of shape (n_samples,)
+        The margins; positive where the prediction is right.
+
+    Examples
+    --------
+    >>> import torch
+    >>> margins(torch.tensor([[1.0, 4.0, 2.0]]), torch.tensor([1]))
+    tensor([2.])
+    """
+    if outputs.ndim == 1 or outputs.shape[1] == 1:
+        return -error_logits(outputs, targets)
+    column = targets.long()[:, None]
+    others = outputs.scatter(1, column, -torch.inf)
+    return outputs.gather(1, column)[:, 0] - others.amax(dim=1)
 
 
 def log_losses(outputs: Tensor, targets: Tensor, loss: str = "logistic") -> Tensor:

@@ -230,7 +230,9 @@ class MirrorDescent(Optimizer):
 
     def _set_normalised_step(self, groups: list[_Group], log_loss: float) -> None:
         if not math.isfinite(log_loss):
-            raise FloatingPointError(f"the closure returned {log_loss}; parameters are unchanged")
+            raise FloatingPointError(
+                f"the closure returned {log_loss}; parameters are unchanged. Lower lr"
+            )
         if len({float(group["lr"]) for group in self.param_groups}) > 1:
             raise ValueError(
                 "step_size='normalised' needs the same lr in all parameter groups: the flow has "
