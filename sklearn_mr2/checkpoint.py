@@ -142,7 +142,7 @@ def _state_of(callback: Any) -> dict[str, Any]:
     """Fitted attributes of a callback, as far as they are plain data."""
     state = {}
     for name, value in vars(callback).items():
-        if name.endswith("_"):
+        if name.endswith("_") and not isinstance(value, type):
             value = value.state_dict() if hasattr(value, "state_dict") else value
             try:
                 state[name] = _plain(value)

@@ -1,0 +1,88 @@
+"""Training that is cut off and continued ends with the same model."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from skorch.callbacks import Callback, EarlyStopping, LRScheduler
+
+from sklearn_mr2 import MR2Classifier
+
+
+class PowerCut(Exception):
+    pass
+
+
+class Cut(Callback):
+    """Ends the process, as far as a test can, in the middle of an epoch."""
+
+    def __init__(self, after=None):
+        self.after = after
+
+    def on_epoch_begin(self, net, **kwargs):
+        if self.after is not None and len(net.history) > self.after:
+            raise PowerCut
+
+
+@pytest.fixture(scope="module")
+def data():
+    X, y = load_digits(return_X_y=True)
+    return X[:300].astype(np.float32) / 16, y[:300]
+
+
+def network(path, after=None, **kwargs):
+    callbacks = [
+        LRScheduler(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.7),
+        EarlyStopping("train_loss", patience=4, load_best=True),
+        Cut(after),
+    ]
+    options = {
+        "module__hidden_layer_sizes": (12,),
+        "module__dropout": 0.3,
+        "max_epochs": 7,
+        "lr": 0.02,
+        "random_state": 3,
+        "callbacks": callbacks,
+        "checkpoint": path,
+    }
+    return MR2Classifier("mlp", **{**options, **kwargs})
+
+
+def test_continues_to_the_same_model(data, tmp_path):
+    path = tmp_path / "new folder" / "run.pt"
+    whole = network(None).fit(*data)
+    with pytest.raises(PowerCut):
+        network(path, after=3).fit(*data)
+    assert path.exists()
+    with pytest.raises(PowerCut):
+        network(path, after=5).fit(*data)
+    continued = network(path).fit(*data)
+    np.testing.assert_array_equal(continued.predict_proba(data[0]), whole.predict_proba(data[0]))
+    np.testing.assert_array_equal(continued.margins_, whole.margins_)
+    np.testing.assert_array_equal(continued.history_["train_loss"], whole.history_["train_loss"])
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("change", [{"random_state": 4}, {"C": 2.0}, {"max_epochs": 9}])
+def test_does_not_continue_another_fit(data, tmp_path, change):
+    path = tmp_path / "run.pt"
+    with pytest.raises(PowerCut):
+        network(path, after=2).fit(*data)
+    with pytest.raises(ValueError, match="other data, parameters or random_state"):
+        network(path, **change).fit(*data)
+    with pytest.raises(ValueError, match="other data, parameters or random_state"):
+        network(path).fit(data[0] + 1, data[1])
+    assert path.exists()
+
+
+def test_refuses_what_is_no_checkpoint(data, tmp_path):
+    path = tmp_path / "run.pt"
+    path.write_bytes(b"something else")
+    with pytest.raises(ValueError, match="not a readable checkpoint"):
+        network(path).fit(*data)
+    assert path.read_bytes() == b"something else"
+
+
+def test_is_not_for_the_full_batch_probe(data, tmp_path):
+    with pytest.raises(ValueError, match="set checkpoint=None"):
+        MR2Classifier(checkpoint=tmp_path / "run.pt").fit(*data)
