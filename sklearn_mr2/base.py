@@ -680,7 +680,9 @@ def _check_labels(y: Any, name: str) -> Any:
                 f"labels of one type: {name}.astype(str), or {name}.astype(int) if all of them are "
                 "integers."
             )
-    return y
+    # scikit-learn would make floats of pandas' nullable integers and booleans.
+    nullable = getattr(getattr(y, "dtype", None), "numpy_dtype", None)
+    return y if nullable is None else values.astype(nullable)
 
 
 def _drop_weightless(
