@@ -41,7 +41,8 @@ class MirrorDescent(Optimizer):
         potential per layer; see :func:`~sklearn_mr2.mirror.networks.layer_groups`.
     lr : float, default=0.1
         With ``step_size="constant"`` the learning rate h. With ``step_size="normalised"`` the
-        constant c: the first-order decrease of the closure's value in each step.
+        constant c: the first-order decrease of the closure's value in each step. Keep c below 1:
+        on misclassified samples the logarithm of the loss is too curved for more.
     potential : str or Potential, default="hyperbolic_entropy"
         The mirror potential of groups which do not name their own.
     step_size : {"constant", "normalised"}, default="constant"
@@ -77,6 +78,11 @@ class MirrorDescent(Optimizer):
     :math:`r''(0)` is (the unsmoothed power), the normalised h solves
     :math:`\langle g, \theta - (\nabla R)^{-1}(\nabla R(\theta) - h g) \rangle = c`, of which the
     rule above is the linearisation.
+
+    *Stiffness.* Under a power potential a parameter near zero, where :math:`r''` is small, reacts
+    much faster than the others. The normalised step becomes short enough to follow it, so that
+    :math:`p = 3` needs several times the steps of the Euclidean potential to the same margin, and
+    :math:`p \ge 4` many times. A larger ``lam`` of the smoothed power helps.
 
     *Altered parameters.* The dual variable of a parameter is made at its first step. If the
     parameter has been changed since the last step (an initialisation, ``load_state_dict``,
