@@ -386,8 +386,9 @@ class TensorNet(NeuralNetClassifier):
             monitor = str(getattr(callback, "monitor", None))
             if valid is None and monitor.startswith("valid_loss"):
                 raise ValueError(
-                    f"The callback {name} monitors {monitor!r}, but there are no validation data. "
-                    "Set validation_fraction, give X_val and y_val to fit, or let it monitor "
+                    f"The callback {name} monitors {monitor!r}, but there are no validation data, "
+                    "as always in partial_fit. Set validation_fraction, give X_val and y_val to "
+                    "fit, or let it monitor "
                     f"{monitor.replace('valid', 'train')!r}."
                 )
 
