@@ -230,7 +230,7 @@ class PreconditionedLBFGS(torch.optim.Optimizer):
             slope = (gradient @ direction).item()
         if slope == 0:
             self.converged = True
-            return torch.as_tensor(value)
+            return torch.tensor(value, dtype=torch.float64)
 
         start = [p.detach().clone() for p in self._params]
         length = 1.0
@@ -251,7 +251,7 @@ class PreconditionedLBFGS(torch.optim.Optimizer):
             # No representable step improves: this point is as good as the arithmetic allows.
             self._move(start, direction, 0.0)
             self.converged = True
-            return torch.as_tensor(value)
+            return torch.tensor(value, dtype=torch.float64)
 
         change, bend = length * direction, new_gradient - gradient
         product = change @ bend
@@ -264,7 +264,7 @@ class PreconditionedLBFGS(torch.optim.Optimizer):
         # The factor allows for the error of the extrapolation.
         close = self._remaining() <= 0.1 * self.tol * abs(new_value)
         self.converged = close or self._stalled >= 3
-        return torch.as_tensor(new_value)
+        return torch.tensor(new_value, dtype=torch.float64)
 
     def _refresh(self) -> None:
         self._next_refresh = max(10, 4 * self._n_steps)
