@@ -188,16 +188,23 @@ class TorchClassifier(
         _refuse_sparse(X)
         if not isinstance(y, str):
             y = _check_labels(y, "y")
-        return validate_data(
-            self,
-            _to_numpy(X),
-            y,
-            reset=reset,
-            dtype=dtype,
-            ensure_2d=self._wants_2d(),
-            allow_nd=not self._wants_2d(),
-            ensure_min_samples=1,
+        X = _to_numpy(X)
+        table = self._wants_2d() or len(getattr(X, "shape", None) or np.asarray(X).shape) <= 2
+        checked = validate_data(
+            self, X, y, reset=reset, dtype=dtype, ensure_2d=table, allow_nd=not table
         )
+        if not table:  # validate_data counts the features of tables only
+            self._check_shape(checked if isinstance(y, str) else checked[0], reset=reset)
+        return checked
+
+    def _check_shape(self, X: NDArray, *, reset: bool) -> None:
+        if reset:
+            self.n_features_in_ = X.shape[1]
+        elif X.shape[1] != self.n_features_in_:
+            raise ValueError(
+                f"X has {X.shape[1]} features (entries along its second dimension), but "
+                f"{type(self).__name__} is expecting {self.n_features_in_} features as input."
+            )
 
     def _wants_2d(self) -> bool:
         """Whether X must be a table; otherwise any rank is passed to the module."""

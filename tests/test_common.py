@@ -2,6 +2,7 @@
 
 import torch
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
 
 from sklearn_mr2 import MR2Classifier
 
@@ -10,6 +11,20 @@ ESTIMATORS = [
     MR2Classifier(margin_statistic=None),
     MR2Classifier(margin_statistic="dispersion", margin_mode="subtract"),
     MR2Classifier(margin_norm=3, class_weight="balanced", dtype="float64"),
+    MR2Classifier(head="cosine", margin_norm=3, fit_intercept=True, max_epochs=300),
+    # Steps that depend smoothly on the gradient, or rounding grows beyond the checks' tolerance.
+    MR2Classifier("mlp", optimizer=torch.optim.SGD, batch_size=1000, lr=0.1, max_epochs=40),
+    MR2Classifier(
+        nn.Sequential(nn.LazyLinear(16), nn.Tanh()),
+        head="cosine",
+        fit_intercept=True,
+        margin_norm=3,
+        representation_weight=0.1,
+        optimizer=torch.optim.SGD,
+        batch_size=1000,
+        lr=0.1,
+        max_epochs=40,
+    ),
     MR2Classifier(optimizer=torch.optim.LBFGS, max_epochs=50, lr=1.0, batch_size=10_000),
 ]
 

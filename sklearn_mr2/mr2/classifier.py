@@ -169,8 +169,8 @@ class MR2Classifier(TorchClassifier):
         Inverse strength of the L2 penalty on the head's weights, with the meaning it has in
         :class:`~sklearn.linear_model.LogisticRegression`: the objective is
         ``sum_i w_i l_i + ||W||^2 / (2 C)``, the intercept is not penalised.
-    fit_intercept : bool, default=True
-        Whether the head has an intercept.
+    fit_intercept : bool or "auto", default="auto"
+        Whether the head has an intercept. "auto" gives one to a linear head, none to a cosine one.
     class_weight : dict or "balanced", optional
         Weights of the classes, multiplied with `sample_weight`.
     error_cv : int or cross-validation splitter, optional
@@ -280,7 +280,7 @@ class MR2Classifier(TorchClassifier):
         "representation_tau": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "momentum": [Interval(Real, 0, 1, closed="left"), None],
         "C": [Interval(Real, 0, None, closed="right")],
-        "fit_intercept": ["boolean"],
+        "fit_intercept": ["boolean", StrOptions({"auto"})],
         "error_cv": [Interval(Integral, 2, None, closed="left"), HasMethods(["split"]), None],
         "optimizer": [StrOptions({"auto"}), type],
         "batch_size": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
@@ -305,7 +305,7 @@ class MR2Classifier(TorchClassifier):
         representation_tau: float | Literal["auto"] = "auto",
         momentum: float | None = 0.95,
         C: float = 1.0,
-        fit_intercept: bool = True,
+        fit_intercept: bool | Literal["auto"] = "auto",
         class_weight: dict | Literal["balanced"] | None = None,
         error_cv: Any = None,
         optimizer: Any = "auto",
@@ -370,7 +370,7 @@ class MR2Classifier(TorchClassifier):
         self, data: TrainingData, rng: IsolatedRNG, seed: int, *, by_parts: bool
     ) -> TensorNet:
         with rng.scope():
-            module = self._build_module(data)
+            module = self._build_module(data, seed)
         full_batch = self._frozen and not by_parts and self.optimizer == "auto"
         fixed = self._frozen and not by_parts
         if full_batch and self.checkpoint is not None:
@@ -413,7 +413,7 @@ class MR2Classifier(TorchClassifier):
                 tol=self.tol,
                 make_preconditioner=(
                     lambda net: _probe_preconditioner(
-                        net, data, self.margin_mode, self.fit_intercept
+                        net, data, self.margin_mode, _resolve(self.fit_intercept, True)
                     )
                 )
                 if self.head == "linear"
@@ -437,7 +437,7 @@ class MR2Classifier(TorchClassifier):
             )
         return net.initialize()
 
-    def _build_module(self, data: TrainingData) -> HeadedModule:
+    def _build_module(self, data: TrainingData, seed: int) -> HeadedModule:
         kwargs = {k.removeprefix("module__"): v for k, v in self._passthrough("module__").items()}
         if kwargs and (self._frozen or isinstance(self.module, nn.Module)):
             raise ValueError(
@@ -459,10 +459,12 @@ class MR2Classifier(TorchClassifier):
         kwargs = {k.removeprefix("head__"): v for k, v in self._passthrough("head__").items()}
         head: LinearHead | CosineHead
         if self.head == "linear":
-            head = LinearHead(n_features, data.n_classes, bias=self.fit_intercept, **kwargs)
+            bias = _resolve(self.fit_intercept, True)
+            head = LinearHead(n_features, data.n_classes, bias=bias, **kwargs)
         else:
-            generator = torch.Generator().manual_seed(torch.initial_seed())
-            head = CosineHead(n_features, data.n_classes, generator=generator, **kwargs)
+            bias = _resolve(self.fit_intercept, False)
+            generator = torch.Generator().manual_seed(seed)
+            head = CosineHead(n_features, data.n_classes, bias=bias, generator=generator, **kwargs)
         return HeadedModule(backbone, head.to(data.X.dtype))
 
     def _start_from(self, net: TensorNet, previous: TensorNet) -> None:
@@ -488,6 +490,8 @@ class MR2Classifier(TorchClassifier):
             # Frozen features that come by parts: the moments of all that was seen.
             momentum=None if self._frozen else self.momentum,
         )
+        if data.X.dtype == torch.float64:
+            loss.double()
         loss.weight_scale = data.total_weight / len(data.X)
         if self.margin_statistic == "error":
             loss.set_class_spread(torch.as_tensor(self._out_of_fold_error(data)))
@@ -622,7 +626,7 @@ class MR2Classifier(TorchClassifier):
                 "to_sklearn is for linear probes with a linear head. For a network, "
                 "put transform and a LogisticRegression with coef_ and intercept_ in a Pipeline."
             )
-        model = LogisticRegression(C=self.C, fit_intercept=self.fit_intercept)
+        model = LogisticRegression(C=self.C, fit_intercept=_resolve(self.fit_intercept, True))
         model.coef_, model.intercept_ = self.coef_.copy(), self.intercept_.copy()
         model.classes_ = self.classes_.copy()
         model.n_features_in_ = self.n_features_in_

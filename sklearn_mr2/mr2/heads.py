@@ -109,6 +109,8 @@ class CosineHead(nn.Module):
         100 (10 to 30 within a point of accuracy).
     learn_scale : bool, default=False
         Whether the scale is a parameter, learned as its logarithm so that it stays positive.
+    bias : bool, default=False
+        Whether to add an intercept to each logit. The paper's head has none.
     generator : torch.Generator, optional
         Source of the random initial directions. By default one of its own with a fixed seed, so
         that the head is the same every time and the global random state is not touched.
@@ -118,6 +120,7 @@ class CosineHead(nn.Module):
     Attributes
     ----------
     weight : Parameter of shape (n_classes, in_features)
+    bias : Parameter of shape (n_classes,), or None
     log_scale : Parameter, or buffer if it is not learned; 0-d
 
     Notes
@@ -143,6 +146,7 @@ class CosineHead(nn.Module):
         scale: float = 20.0,
         learn_scale: bool = False,
         *,
+        bias: bool = False,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -159,16 +163,22 @@ class CosineHead(nn.Module):
             self.log_scale = nn.Parameter(log_scale)
         else:
             self.register_buffer("log_scale", log_scale)
+        if bias:
+            self.bias = nn.Parameter(torch.empty(n_classes, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
         self.reset_parameters(generator)
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the directions anew, uniformly from the unit sphere; the scale stays."""
+        """Draw the directions anew, uniformly from the unit sphere; keep the scale, zero the bias."""
         if generator is None:
             generator = torch.Generator().manual_seed(0)
         # Drawn where the generator is, so that a seed means the same on every device.
         weight = torch.randn(self.weight.shape, generator=generator, device=generator.device)
         self.weight.copy_(F.normalize(weight))
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     @property
     def scale(self) -> Tensor:
@@ -194,4 +204,5 @@ class CosineHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits of shape (..., n_classes) of features of shape (..., in_features)."""
-        return self.scale * F.linear(self.normalise(features), self.normalise(self.weight))
+        cosine = F.linear(self.normalise(features), self.normalise(self.weight))
+        return self.scale * cosine if self.bias is None else self.scale * cosine + self.bias

@@ -286,3 +286,15 @@ def test_on_a_gpu(head):
     on_cpu, on_gpu = head(4, 3, dtype=torch.float64), head(4, 3, dtype=torch.float64, device="cuda")
     assert torch.equal(on_cpu.weight, on_gpu.weight.cpu())
     torch.testing.assert_close(on_cpu(features), on_gpu(features.cuda()).cpu())
+
+
+def test_cosine_head_with_bias():
+    head = CosineHead(3, 4, scale=2.0, bias=True, dtype=torch.float64)
+    assert not head.bias.any()
+    features = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    without = head(features)
+    with torch.no_grad():
+        head.bias.copy_(torch.arange(4.0))
+    torch.testing.assert_close(head(features), without + torch.arange(4.0))
+    head.reset_parameters()
+    assert not head.bias.any()
