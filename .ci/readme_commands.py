@@ -1,4 +1,4 @@
-"""Write each block of shell commands in the README to a file of its own."""
+"""Write the README's two blocks of shell commands, and its Python example, to files."""
 
 import re
 import sys
@@ -7,11 +7,17 @@ from pathlib import Path
 
 def main(readme: str, out: str) -> None:
     text = Path(readme).read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(?:bash|sh|shell)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    if len(blocks) != 2:
-        sys.exit(f"{readme}: expected 2 blocks of shell commands, found {len(blocks)}.")
-    for number, block in enumerate(blocks, 1):
+
+    def blocks(language: str, expected: int) -> list[str]:
+        pattern = rf"^```{language}\n(.*?)^```$"
+        found = re.findall(pattern, text, re.MULTILINE | re.DOTALL)
+        if len(found) != expected:
+            sys.exit(f"{readme}: expected {expected} blocks of {language}, found {len(found)}.")
+        return found
+
+    for number, block in enumerate(blocks("bash", 2), 1):
         (Path(out) / f"command-{number}.sh").write_text(block, encoding="utf-8")
+    (Path(out) / "example.py").write_text(blocks("python", 1)[0], encoding="utf-8")
 
 
 if __name__ == "__main__":

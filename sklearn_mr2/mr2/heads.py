@@ -171,7 +171,7 @@ class CosineHead(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the directions anew, uniformly from the unit sphere; keep the scale, zero the bias."""
+        """Draw the directions anew, uniformly from the sphere; keep the scale, zero the bias."""
         if generator is None:
             generator = torch.Generator().manual_seed(0)
         # Drawn where the generator is, so that a seed means the same on every device.
