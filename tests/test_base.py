@@ -104,6 +104,9 @@ KINDS = {
     "probe": MR2Classifier(random_state=0),
     "mini-batches": MR2Classifier(random_state=0, **ADAM),
     "dropout": DropoutClassifier(random_state=0),
+    "network": MR2Classifier(
+        "mlp", module__dropout=0.5, max_epochs=3, lr=0.01, batch_size=16, random_state=0
+    ),
 }
 every_kind = pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)
 
@@ -492,7 +495,7 @@ def test_samples_without_weight_do_not_validate():
 def test_validation_loss_is_that_of_the_model(model):
     watch = clone(model).set_params(validation_fraction=0.3, callbacks=[Watch()])
     if isinstance(model, MR2Classifier):
-        watch.set_params(margin_statistic=None)
+        watch.set_params(margin_statistic=None, representation_weight=0)
     watch.fit(X, Y, 1 + WEIGHT)
     valid = watched(watch).valid_
     loss = -watch.predict_log_proba(valid.X)[np.arange(len(valid.y)), valid.y]
