@@ -10,8 +10,7 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-
+from .functional import relative_cross_entropy
 from .statistics import (
     ClassMoments,
     FullPrecisionModule,
@@ -170,11 +169,7 @@ class LogitMarginLoss(nn.Module):
         logits = _full_precision(logits)
         margin = margins.detach().to(logits.dtype)[y]
         logits = self._mode.apply(logits, y, margin)
-        # -log sigmoid(-logsumexp of the other classes relative to the own) is cross-entropy, but
-        # keeps its relative precision where the loss is small: log-sum-exp minus logit would
-        # leave single precision nothing of a loss of 1e-6 at logits of 20.
-        others = (logits - logits.gather(1, y[:, None])).scatter(1, y[:, None], -torch.inf)
-        loss = -F.logsigmoid(-others.logsumexp(1))
+        loss = relative_cross_entropy(logits, y)
         if sample_weight is not None:
             loss = loss * sample_weight.to(loss.dtype)
         if self.reduction == "none":
