@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+
 from .functional import relative_cross_entropy
 from .statistics import (
     ClassMoments,
