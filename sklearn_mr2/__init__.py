@@ -2,6 +2,7 @@
 
 from ._version import __version__
 from .metrics import PerClassDisparityScorer
+from .mirror import MirrorFlowClassifier
 from .mr2 import MR2Classifier
 
-__all__ = ["MR2Classifier", "PerClassDisparityScorer", "__version__"]
+__all__ = ["MR2Classifier", "MirrorFlowClassifier", "PerClassDisparityScorer", "__version__"]
