@@ -1,8 +1,14 @@
 """Margins from feature spread (MR2) and mirror flow as scikit-learn estimators on torch."""
 
 from ._version import __version__
-from .metrics import PerClassDisparityScorer
+from .metrics import NeuronSparsity, PerClassDisparityScorer
 from .mirror import MirrorFlowClassifier
 from .mr2 import MR2Classifier
 
-__all__ = ["MR2Classifier", "MirrorFlowClassifier", "PerClassDisparityScorer", "__version__"]
+__all__ = [
+    "MR2Classifier",
+    "MirrorFlowClassifier",
+    "NeuronSparsity",
+    "PerClassDisparityScorer",
+    "__version__",
+]

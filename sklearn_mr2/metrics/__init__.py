@@ -1,4 +1,4 @@
-"""Measures of what this package changes: disparity between classes."""
+"""Measures of what this package changes: disparity between classes, sparsity of networks."""
 
 from .disparity import (
     BestWithinTolerance,
@@ -7,11 +7,15 @@ from .disparity import (
     disparity_score,
     per_class_report,
 )
+from .sparsity import NeuronSparsity, find_module, pruning_curve
 
 __all__ = [
     "BestWithinTolerance",
+    "NeuronSparsity",
     "PerClassDisparityScorer",
     "difficulty_thirds",
     "disparity_score",
+    "find_module",
     "per_class_report",
+    "pruning_curve",
 ]
