@@ -52,7 +52,7 @@ PROBE = MR2Classifier(margin_statistic=None, tol=1e-12)
 LOGISTIC = LogisticRegression(tol=1e-10, max_iter=10_000)
 DEFAULT = MR2Classifier(random_state=0)
 NETWORK = MR2Classifier(
-    "mlp", module__hidden_layer_sizes=(8,), max_epochs=12, lr=0.05, batch_size=50, random_state=0
+    "mlp", module__hidden_layer_sizes=(8,), max_epochs=12, lr=0.05, batch_size=40, random_state=1
 )
 KINDS = {"probe": DEFAULT, "network": NETWORK}
 
