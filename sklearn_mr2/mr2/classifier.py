@@ -245,7 +245,7 @@ class MR2Classifier(TorchClassifier):
         The trained net.
     n_features_in_ : int
         Number of features seen in :meth:`fit`.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (n_features,)
         Names of the features, if `X` had string names.
 
     References
