@@ -164,6 +164,7 @@ def plot(rows: pd.DataFrame, docs: Path) -> None:
         axes[1, column].set_xlabel("log t")
     for ax in axes.flat:
         ax.set_xscale("log")
+        ax.set_xlim(left=0.5)
         ax.set_yscale("log")
     axes[0, 0].set_ylabel("Q, relative to its last value")
     axes[1, 0].set_ylabel("1 / (t loss), relative to its last value")
