@@ -69,11 +69,13 @@ class GramPreconditioner:
             for rows in chunks:
                 block = scaled(rows)
                 gram.addmm_(block.T, block)
-            self._factor, self._rows = _cholesky(gram, l2).to(X.dtype), None
+            l2, factor = _cholesky(gram, l2)
+            self._factor, self._rows = factor.to(X.dtype), None
         else:
             # Fewer samples than features: by Woodbury's identity a factor of size n is enough.
             block = scaled(slice(None))
-            self._factor, self._rows = _cholesky(block @ block.T, l2), block
+            l2, self._factor = _cholesky(block @ block.T, l2)
+            self._rows = block
         self._mean = mean.to(X.dtype)
         self._intercept_curvature = total.item()
         self._l2 = l2
@@ -107,11 +109,11 @@ class GramPreconditioner:
         return ((g - dual.T @ self._rows) / self._l2).to(grad.dtype)
 
 
-def _cholesky(gram: Tensor, l2: float) -> Tensor:
-    """Factor ``gram + l2 * I``, lifting the diagonal to rounding level where `l2` is below it."""
-    floor = 1e-14 * gram.diagonal().mean().item()
-    gram.diagonal().add_(max(l2, floor))
-    return torch.linalg.cholesky(gram)
+def _cholesky(gram: Tensor, l2: float) -> tuple[float, Tensor]:
+    """Factor ``gram + l2 * I``, with `l2` lifted to rounding level where it is below it."""
+    l2 = max(l2, 1e-14 * gram.diagonal().mean().item())
+    gram.diagonal().add_(l2)
+    return l2, torch.linalg.cholesky(gram)
 
 
 class PreconditionedLBFGS(torch.optim.Optimizer):
@@ -200,7 +202,6 @@ class PreconditionedLBFGS(torch.optim.Optimizer):
         self._scale = 1.0
         self._n_steps = self._next_refresh = 0
         self._values: list[float] = []
-        self._stalled = 0
 
     def step(self, closure: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
         """Perform one iteration.
@@ -260,10 +261,9 @@ class PreconditionedLBFGS(torch.optim.Optimizer):
             self._rescale()
         self._point = new_value, new_gradient
         self._values.append(new_value)
-        self._stalled = self._stalled + 1 if value - new_value <= noise else 0
         # The factor allows for the error of the extrapolation.
         close = self._remaining() <= 0.1 * self.tol * abs(new_value)
-        self.converged = close or self._stalled >= 3
+        self.converged = close or self._stalled(noise)
         return torch.tensor(new_value, dtype=torch.float64)
 
     def _refresh(self) -> None:
@@ -286,6 +286,13 @@ class PreconditionedLBFGS(torch.optim.Optimizer):
         older, middle, newest = (self._values[-1 - k * window] for k in (2, 1, 0))
         before, after = older - middle, middle - newest
         return after * after / (before - after) if before > after else math.inf
+
+    def _stalled(self, noise: float) -> bool:
+        """Whether rounding hides the decrease over a window that is long where steps are short."""
+        window = max(10, len(self._values) // 10)
+        return len(self._values) > window and (
+            self._values[-1 - window] - self._values[-1] <= noise
+        )
 
     def _inverse_hessian(self, gradient: Tensor) -> Tensor:
         """Two-loop recursion around the preconditioner (Nocedal and Wright, algorithm 7.4)."""

@@ -57,6 +57,14 @@ def test_preconditioner_of_flat_data_is_finite():
     assert bias.isfinite().all()
 
 
+@pytest.mark.parametrize("shape", [(20, 5), (5, 20)])
+def test_preconditioner_without_a_ridge_is_finite(shape):
+    X = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    matrix = GramPreconditioner(X, torch.ones(shape[0]), 0.0, fit_intercept=False)
+    (solved,) = matrix.solve(torch.ones(2, shape[1], dtype=torch.float64))
+    assert solved.isfinite().all()
+
+
 def quadratic(n, condition, seed=0):
     rng = np.random.default_rng(seed)
     basis, _ = np.linalg.qr(rng.normal(size=(n, n)))
@@ -129,6 +137,25 @@ def test_single_precision_stops_at_rounding_level():
     assert optimizer.converged
     assert len(evaluations) < 500
     assert 0.5 * (x - target) @ matrix @ (x - target) < 1e-5
+
+
+def test_single_precision_does_not_stop_at_short_steps():
+    # Steps that each decrease the objective by less than rounding add up.
+    scale = torch.logspace(-4, 0, 300)
+    x = torch.ones(300, requires_grad=True)
+    optimizer = PreconditionedLBFGS([x], history_size=2)
+
+    def closure():
+        optimizer.zero_grad()
+        (scale * x.square()).mean().backward()
+        return 1 + (scale.double() * x.detach().double().square()).mean()
+
+    for _ in range(1000):
+        if optimizer.converged:
+            break
+        value = optimizer.step(closure)
+    assert optimizer.converged
+    assert value - 1 < 5e-6
 
 
 def test_rejects_bad_arguments():
