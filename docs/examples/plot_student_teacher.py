@@ -95,12 +95,12 @@ pd.DataFrame(rows).T.style.format("{:.3g}")
 # share of all neurons. The neurons are not chosen at once: the choice sharpens while the margin
 # grows.
 
-fig, ax = plt.subplots(figsize=(7, 3.5), layout="constrained")
+fig, ax = plt.subplots(figsize=(9, 3.5), layout="constrained")
 for name, student in students.items():
     path = student.history_.query("margin > 0.1").dropna(subset="sparsity")
     ax.plot(path["margin"], path["sparsity"], label=name)
 ax.set(xscale="log", xlabel="smallest margin", ylabel="sparsity", ylim=(0, 1))
-ax.legend(frameon=False, fontsize=9)
+ax.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
 # %%
