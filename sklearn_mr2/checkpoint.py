@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,7 +99,9 @@ def load_checkpoint(net: TensorNet, path: str | os.PathLike) -> int:
     return len(state["history"])
 
 
-def fingerprint(estimator: Any, X: Tensor, y: Tensor, seed: int) -> str:
+def fingerprint(
+    estimator: Any, X: Tensor, y: Tensor, sample_weight: Tensor | None, seed: int
+) -> str:
     """What a training run depends on, in short: parameters, data and seed.
 
     Parameters
@@ -105,9 +109,11 @@ def fingerprint(estimator: Any, X: Tensor, y: Tensor, seed: int) -> str:
     estimator : estimator
         Its parameters count, callbacks by their types only.
     X : Tensor of shape (n_samples, ...)
-        Features; they count by their shape and sums.
+        Features.
     y : Tensor of shape (n_samples,)
         Class codes.
+    sample_weight : Tensor of shape (n_samples,) or None
+        Weights.
     seed : int
         Seed of the run.
 
@@ -122,10 +128,13 @@ def fingerprint(estimator: Any, X: Tensor, y: Tensor, seed: int) -> str:
         if name not in ("callbacks", "verbose", "checkpoint", "device", "random_state")
     }
     callbacks = [type(callback).__name__ for callback in estimator.callbacks or []]
-    digest = hashlib.sha256(repr((sorted(parameters.items()), callbacks, seed)).encode())
-    digest.update(repr(tuple(X.shape)).encode())
-    digest.update(X.sum(0, dtype=torch.float64).cpu().numpy().tobytes())
-    digest.update(y.cpu().numpy().tobytes())
+    description = repr((sorted(parameters.items()), callbacks, seed))
+    # The address of a function or object is another in each process.
+    digest = hashlib.sha256(re.sub(r" at 0x[0-9a-fA-F]+", "", description).encode())
+    for tensor in (X, y, sample_weight):
+        if tensor is not None:
+            digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
+            digest.update(np.ascontiguousarray(tensor.cpu().numpy()).view(np.uint8).data)
     return digest.hexdigest()
 
 

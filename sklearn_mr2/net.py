@@ -267,6 +267,13 @@ class TensorNet(NeuralNetClassifier):
         self.module, self.criterion = type(self.module_), type(self.criterion_)
         return self
 
+    def torch_compile(self, module: nn.Module, name: str) -> nn.Module:
+        # In place: a wrapper would give the parameters other names, which patterns of parameter
+        # groups and skorch's Freezer would then fail to match without a word.
+        if self.compile:
+            module.compile(**self.get_params_for("compile"))
+        return module
+
     def initialize_callbacks(self) -> TensorNet:
         super().initialize_callbacks()
         known = {name for name, _ in self._uniquely_named_callbacks()} | {

@@ -7,6 +7,7 @@ from sklearn.datasets import load_digits
 from skorch.callbacks import Callback, EarlyStopping, LRScheduler
 
 from sklearn_mr2 import MR2Classifier
+from sklearn_mr2.checkpoint import fingerprint
 
 
 class PowerCut(Exception):
@@ -73,6 +74,49 @@ def test_does_not_continue_another_fit(data, tmp_path, change):
     with pytest.raises(ValueError, match="other data, parameters or random_state"):
         network(path).fit(data[0] + 1, data[1])
     assert path.exists()
+
+
+def test_does_not_continue_with_other_weights(data, tmp_path):
+    path, weight = tmp_path / "run.pt", np.linspace(0.5, 2, len(data[1]))
+    with pytest.raises(PowerCut):
+        network(path, after=2).fit(*data, sample_weight=weight)
+    with pytest.raises(ValueError, match="other data, parameters or random_state"):
+        network(path).fit(*data, sample_weight=weight[::-1])
+    network(path).fit(*data, sample_weight=weight)
+
+
+def test_does_not_continue_with_rows_in_another_order(data, tmp_path):
+    X, y = data
+    same = np.flatnonzero(y == y[0])[:2]
+    swapped = X.copy()
+    swapped[same] = X[same[::-1]]
+    with pytest.raises(PowerCut):
+        network(tmp_path / "run.pt", after=2).fit(X, y)
+    with pytest.raises(ValueError, match="other data, parameters or random_state"):
+        network(tmp_path / "run.pt").fit(swapped, y)
+
+
+def test_addresses_of_functions_do_not_count(data):
+    X, y = (torch.as_tensor(part) for part in data)
+
+    def mark(activation):
+        return fingerprint(MR2Classifier("mlp", module__activation=activation), X, y, None, 0)
+
+    def another():
+        return lambda x: x
+
+    assert mark(another()) == mark(another())
+    assert mark(another()) != mark(torch.relu)
+
+
+def test_folds_of_class_errors_leave_the_checkpoint_alone(data, tmp_path):
+    path, options = tmp_path / "run.pt", {"margin_statistic": "error", "error_cv": 2}
+    whole = network(None, **options).fit(*data)
+    with pytest.raises(PowerCut):
+        network(path, after=3, **options).fit(*data)
+    continued = network(path, **options).fit(*data)
+    np.testing.assert_array_equal(continued.margins_, whole.margins_)
+    np.testing.assert_array_equal(continued.predict_proba(data[0]), whole.predict_proba(data[0]))
 
 
 def test_refuses_what_is_no_checkpoint(data, tmp_path):

@@ -198,7 +198,7 @@ class MR2Classifier(TorchClassifier):
     dtype : {"auto", "float32", "float64"}, default="auto"
         Floating point type of data and model. "auto" keeps that of `X`.
     mixed_precision : "bfloat16" or None, default=None
-        Type of matrix products during training. Parameters and losses keep `dtype`.
+        Type of matrix products while training by mini-batches. Parameters and losses keep `dtype`.
     compile : bool, default=False
         Whether to pass the network through :func:`torch.compile`, with ``compile__*``.
     checkpoint : path, optional
@@ -275,7 +275,7 @@ class MR2Classifier(TorchClassifier):
         "margin_statistic": [StrOptions(set(MARGIN_STATISTICS)), None],
         "margin_exponent": [Interval(Real, 0, None, closed="left")],
         "margin_mode": [StrOptions(set(MARGIN_MODES))],
-        "margin_norm": [Interval(Real, 1, None, closed="left")],
+        "margin_norm": [Interval(Real, 1, None, closed="both")],
         "representation_weight": [Interval(Real, 0, None, closed="left"), StrOptions({"auto"})],
         "representation_tau": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "momentum": [Interval(Real, 0, 1, closed="left"), None],
@@ -378,11 +378,15 @@ class MR2Classifier(TorchClassifier):
                 "checkpoint is for training by mini-batches. A linear probe with optimizer='auto' "
                 "is fitted in one go: set checkpoint=None."
             )
+        if full_batch and self.mixed_precision is not None:
+            raise ValueError(
+                "mixed_precision is for training by mini-batches: the full-batch optimiser of a "
+                "linear probe would not reach the optimum. Set mixed_precision=None."
+            )
         options: dict[str, Any] = {
             "criterion": self._fixed_loss(module, data) if fixed else self._loss(module, data),
             "rng": rng,
-            # Directions have no length to penalise.
-            "head_l2": 0.0 if self.head == "cosine" else 1 / (self.C * data.total_weight),
+            "head_l2": self._head_l2(data.total_weight),
             "max_epochs": _resolve(self.max_epochs, 2000 if full_batch else 50),
             "batch_size": _resolve(self.batch_size, 4096 if full_batch else 128),
             "iterator_valid__batch_size": 4096 if self._frozen else 512,
@@ -425,7 +429,11 @@ class MR2Classifier(TorchClassifier):
                 module,
                 stochastic=not self._frozen,
                 checkpoint=None if by_parts else self.checkpoint,
-                fingerprint=fingerprint(self, data.X, data.y, seed) if self.checkpoint else "",
+                fingerprint=(
+                    fingerprint(self, data.X, data.y, data.sample_weight, seed)
+                    if self.checkpoint
+                    else ""
+                ),
                 optimizer=torch.optim.Adam if self.optimizer == "auto" else self.optimizer,
                 lr=_resolve(self.lr, 1e-3),
                 **options,
@@ -436,6 +444,10 @@ class MR2Classifier(TorchClassifier):
                 },
             )
         return net.initialize()
+
+    def _head_l2(self, total_weight: float) -> float:
+        # Directions have no length to penalise.
+        return 0.0 if self.head == "cosine" else 1 / (self.C * total_weight)
 
     def _build_module(self, data: TrainingData, seed: int) -> HeadedModule:
         kwargs = {k.removeprefix("module__"): v for k, v in self._passthrough("module__").items()}
@@ -452,9 +464,15 @@ class MR2Classifier(TorchClassifier):
             backbone = MLP(data.X.shape[1], **kwargs)
         elif isinstance(self.module, nn.Module):
             backbone = copy.deepcopy(self.module)
-        else:
+        elif issubclass(self.module, nn.Module):
             backbone = self.module(**kwargs)
-        backbone = backbone.to(data.X.dtype)
+        else:
+            raise TypeError(
+                "module must be 'linear', 'mlp', or a subclass or instance of torch.nn.Module, "
+                f"got {self.module!r}."
+            )
+        # An instance may come from a GPU; the net moves everything to its own device.
+        backbone = backbone.to("cpu", data.X.dtype)
         n_features = n_features_of(backbone, data.X[:2].cpu())
         kwargs = {k.removeprefix("head__"): v for k, v in self._passthrough("head__").items()}
         head: LinearHead | CosineHead
@@ -533,7 +551,14 @@ class MR2Classifier(TorchClassifier):
         X, y = data.X.cpu().numpy(), data.y.cpu().numpy()
         weight = np.ones(len(y)) if data.sample_weight is None else data.sample_weight.cpu().numpy()
         weight = weight.astype(np.float64) * (data.total_weight / len(y))
-        folds = check_cv(5 if self.error_cv is None else self.error_cv, y, classifier=True)
+        n_folds = 5 if self.error_cv is None else self.error_cv
+        largest = int(np.bincount(y).max())
+        if isinstance(n_folds, Integral) and n_folds > largest:
+            raise ValueError(
+                f"The class errors are measured on {n_folds} folds, but no class has more than "
+                f"{largest} samples. Lower error_cv, or use another margin_statistic than 'error'."
+            )
+        folds = check_cv(n_folds, y, classifier=True)
         if hasattr(folds, "shuffle") and isinstance(self.error_cv, Integral | None):
             folds = type(folds)(folds.get_n_splits(), shuffle=True, random_state=self._seed())
         model = clone(self).set_params(
@@ -545,8 +570,11 @@ class MR2Classifier(TorchClassifier):
             warm_start=False,
             validation_fraction=None,
             callbacks=None,
+            checkpoint=None,
             verbose=0,
         )
+        for name in model._passthrough("callbacks__"):
+            delattr(model, name)
         wrong, seen = np.zeros(data.n_classes), np.zeros(data.n_classes)
         for train, test in folds.split(X, y):
             model.fit(X[train], y[train], sample_weight=weight[train])
@@ -575,7 +603,7 @@ class MR2Classifier(TorchClassifier):
             net.n_seen = fitted.n_seen
             if fitted.criterion_.moments is not None:
                 net.criterion_.running.load(fitted.criterion_.moments)
-        net.head_l2 = 1 / (self.C * (net.n_seen + len(data.X)))
+        net.head_l2 = self._head_l2(net.n_seen + len(data.X))
         return net
 
     def _after_training(self, data: TrainingData, valid: TensorDataset | None) -> None:

@@ -33,10 +33,14 @@ class MLP(nn.Sequential):
     def __init__(
         self, in_features: int, hidden_layer_sizes: Sequence[int] = (128,), dropout: float = 0.0
     ) -> None:
-        if not hidden_layer_sizes or min(hidden_layer_sizes) < 1:
+        if (
+            not isinstance(hidden_layer_sizes, Sequence)
+            or not hidden_layer_sizes
+            or min(hidden_layer_sizes) < 1
+        ):
             raise ValueError(
                 f"module__hidden_layer_sizes={hidden_layer_sizes!r} must name at least one hidden "
-                "layer, of at least one unit each. Use module='linear' for none."
+                "layer, of at least one unit each, as in (128,). Use module='linear' for none."
             )
         layers: list[nn.Module] = []
         for width in hidden_layer_sizes:

@@ -175,6 +175,11 @@ class TestMargins:
             expected.append(np.linalg.norm(mean, ord=3) ** 2 + (deviation**2).mean())
         np.testing.assert_allclose(model.class_spread_, expected)
 
+    def test_largest_entry_as_norm(self):
+        X, y, _ = problem(3, mean=1.0)
+        largest = MR2Classifier(margin_norm=np.inf).fit(X, y).margins_
+        np.testing.assert_allclose(largest, MR2Classifier(margin_norm=500).fit(X, y).margins_, 0.02)
+
     def test_without_statistic(self):
         X, y, _ = problem(3)
         model = MR2Classifier(margin_statistic=None, margin=2.0).fit(X, y)
@@ -201,6 +206,12 @@ class TestMargins:
         np.testing.assert_allclose(model.margins_, error / error.mean())
         assert model.margin_error_source_ == "out_of_fold"
         assert model.margin_error_correlation_ == pytest.approx(1.0)
+
+    def test_more_folds_than_samples_of_any_class(self):
+        X, y, _ = problem(4, n=200)
+        rows = np.concatenate([np.flatnonzero(y == k)[:3] for k in range(4)])
+        with pytest.raises(ValueError, match="Lower error_cv"):
+            MR2Classifier(margin_statistic="error").fit(X[rows], y[rows])
 
     def test_error_folds_follow_the_random_state(self):
         X, y, _ = problem(4, n=200)
@@ -256,6 +267,16 @@ class TestPartialFit:
             model.partial_fit(X[part], y[part], classes=range(4))
         whole = MR2Classifier().fit(X, y)
         np.testing.assert_allclose(model.margins_, whole.margins_)
+
+    def test_directions_of_a_cosine_head_are_never_penalised(self):
+        X, y, _ = problem(3)
+        strong, weak = (
+            MR2Classifier(head="cosine", C=C, random_state=0).partial_fit(X, y, classes=range(3))
+            for C in (1e-6, 1e6)
+        )
+        strong.partial_fit(X, y)
+        weak.partial_fit(X, y)
+        np.testing.assert_array_equal(strong.predict_proba(X), weak.predict_proba(X))
 
     def test_continues_a_full_fit(self):
         X, y, _ = problem(3, n=400)

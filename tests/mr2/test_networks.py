@@ -1,6 +1,7 @@
 """MR2Classifier with learned features."""
 
 import copy
+import pickle
 import warnings
 
 import numpy as np
@@ -107,6 +108,10 @@ class TestModules:
         with pytest.raises(ValueError, match="got tuple"):
             n_features_of(nn.GRU(3, 2), torch.zeros(2, 4, 3))
 
+    def test_module_must_be_a_module(self, digits):
+        with pytest.raises(TypeError, match="or a subclass or instance"):
+            MR2Classifier(dict).fit(*digits)
+
     def test_parameters_of_what_takes_none(self, digits):
         X, y = digits
         with pytest.raises(ValueError, match="Pass the class as module"):
@@ -208,6 +213,13 @@ class TestMargins:
         watched.predict(X)
         np.testing.assert_array_equal(plain.margins_, watched.net_.criterion_.margins.numpy())
 
+    def test_folds_of_the_error_statistic_take_no_callbacks(self, digits):
+        X, y = digits
+        options = {"callbacks__stop__patience": 3, "validation_fraction": 0.2, "max_epochs": 2}
+        stop = EarlyStopping()
+        model = small(margin_statistic="error", callbacks=[("stop", stop)], **options).fit(X, y)
+        assert len(model.history_) == 2
+
     def test_error_statistic(self, digits):
         X, y = digits
         model = small(margin_statistic="error", margin_mode="subtract", error_cv=3, max_epochs=3)
@@ -300,6 +312,27 @@ class TestTraining:
         np.testing.assert_allclose(
             compiled.predict_proba(X), small().fit(X, y).predict_proba(X), atol=1e-5
         )
+
+    def test_compiling_keeps_the_names_of_parameters(self, digits):
+        X, y = digits
+        options = {"max_epochs": 2, "compile__backend": "eager"}
+        start = small(max_epochs=1, lr=1e-30).fit(X, y).transform(X)
+        for frozen in (
+            {"callbacks": [Freezer("backbone*")]},
+            {"optimizer__param_groups": [("backbone.*", {"lr": 0.0})]},
+        ):
+            model = small(compile=True, **options, **frozen).fit(X, y)
+            np.testing.assert_allclose(model.transform(X), start, atol=1e-6)
+
+    def test_compiling_can_change_between_warm_starts(self, digits):
+        X, y = digits
+        model = small(compile=True, compile__backend="eager", warm_start=True).fit(X, y)
+        model = pickle.loads(pickle.dumps(model)).set_params(compile=False, max_epochs=1).fit(X, y)
+        assert model.history_["train_loss"].iloc[0] < 0.5
+
+    def test_mixed_precision_is_for_mini_batches(self, digits):
+        with pytest.raises(ValueError, match="mixed_precision=None"):
+            MR2Classifier(mixed_precision="bfloat16").fit(*digits)
 
     def test_diverging_training_keeps_finite_parameters(self, digits):
         X, y = digits
