@@ -159,7 +159,9 @@ class MR2Classifier(TorchClassifier):
         Norm of the statistics, see :func:`~sklearn_mr2.mr2.statistics.class_moments`.
     representation_weight : float or "auto", default="auto"
         Weight of the loss that pulls together samples of a class that are far apart; "auto" is
-        0.01. It changes features only, so it does not apply to ``module="linear"``.
+        0.003. It changes features only, so it does not apply to ``module="linear"``. Its pull grows
+        with the square of the features' scale: end a module in a normalisation, or choose the
+        weight with care.
     representation_tau : float or "auto", default="auto"
         Its temperature, see :class:`~sklearn_mr2.mr2.losses.RepresentationMarginLoss`.
     momentum : float or None, default=0.95
@@ -476,13 +478,23 @@ class MR2Classifier(TorchClassifier):
         n_features = n_features_of(backbone, data.X[:2].cpu())
         kwargs = {k.removeprefix("head__"): v for k, v in self._passthrough("head__").items()}
         head: LinearHead | CosineHead
+        generator = torch.Generator().manual_seed(seed)
         if self.head == "linear":
-            bias = _resolve(self.fit_intercept, True)
-            head = LinearHead(n_features, data.n_classes, bias=bias, **kwargs)
+            head = LinearHead(
+                n_features,
+                data.n_classes,
+                bias=_resolve(self.fit_intercept, True),
+                generator=None if self._frozen else generator,
+                **kwargs,
+            )
         else:
-            bias = _resolve(self.fit_intercept, False)
-            generator = torch.Generator().manual_seed(seed)
-            head = CosineHead(n_features, data.n_classes, bias=bias, generator=generator, **kwargs)
+            head = CosineHead(
+                n_features,
+                data.n_classes,
+                bias=_resolve(self.fit_intercept, False),
+                generator=generator,
+                **kwargs,
+            )
         return HeadedModule(backbone, head.to(data.X.dtype))
 
     def _start_from(self, net: TensorNet, previous: TensorNet) -> None:
@@ -494,7 +506,7 @@ class MR2Classifier(TorchClassifier):
 
     def _loss(self, module: HeadedModule, data: TrainingData) -> MR2Loss:
         """Loss whose margins follow the features during training."""
-        weight = 0.0 if self._frozen else _resolve(self.representation_weight, 0.01)
+        weight = 0.0 if self._frozen else _resolve(self.representation_weight, 0.003)
         loss = MR2Loss(
             data.n_classes,
             module.head.in_features,

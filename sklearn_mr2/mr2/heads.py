@@ -23,8 +23,9 @@ class LinearHead(nn.Module):
     that a penalty on the weight is that of binary logistic regression. (Two rows of weights
     would share the work, and halve the penalty.) Otherwise there is a row for each class.
 
-    Weight and bias start at 0: the problem is convex in them, and gives the same result every
-    time. A backbone below gets its first gradient after the head's first step.
+    Weight and bias start at 0 unless a generator is given: the problem is convex in them, and
+    gives the same result every time. Over a backbone that learns, zeros are a poor start, since the
+    backbone gets no gradient through them.
 
     Parameters
     ----------
@@ -34,6 +35,9 @@ class LinearHead(nn.Module):
         Number of classes, at least 2.
     bias : bool, default=True
         Whether to add an intercept to each logit.
+    generator : torch.Generator, optional
+        Draw the weights from the uniform distribution between plus and minus
+        ``1 / sqrt(in_features)``, as in :class:`torch.nn.Linear`, in place of zeros.
     device, dtype : optional
         As in :class:`torch.nn.Linear`.
 
@@ -58,6 +62,8 @@ class LinearHead(nn.Module):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         _check_sizes(in_features, n_classes)
@@ -69,12 +75,17 @@ class LinearHead(nn.Module):
             self.bias = nn.Parameter(torch.empty(rows, device=device, dtype=dtype))
         else:
             self.register_parameter("bias", None)
-        self.reset_parameters()
+        self.reset_parameters(generator)
 
-    def reset_parameters(self) -> None:
-        """Set weight and bias to 0."""
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Set weight and bias to 0, or the weight to random numbers if a generator is given."""
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
+        if generator is not None:
+            # Drawn where the generator is, so that a seed means the same on every device.
+            uniform = torch.rand(self.weight.shape, generator=generator, device=generator.device)
+            self.weight.copy_((2 * uniform - 1) / math.sqrt(self.in_features))
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.n_classes}, bias={self.bias is not None}"

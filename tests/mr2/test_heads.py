@@ -298,3 +298,15 @@ def test_cosine_head_with_bias():
     torch.testing.assert_close(head(features), without + torch.arange(4.0))
     head.reset_parameters()
     assert not head.bias.any()
+
+
+def test_linear_head_starts_random_with_a_generator():
+    def draw(seed):
+        return LinearHead(400, 3, generator=torch.Generator().manual_seed(seed))
+
+    assert torch.equal(draw(0).weight, draw(0).weight)
+    assert not torch.equal(draw(0).weight, draw(1).weight)
+    assert draw(0).weight.abs().max() <= 1 / 20
+    assert draw(0).weight.std().item() == pytest.approx(1 / 20 / 3**0.5, rel=0.05)
+    assert not draw(0).bias.any()
+    assert not LinearHead(400, 3).weight.any()

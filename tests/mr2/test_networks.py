@@ -288,15 +288,19 @@ class TestTraining:
 
     def test_gradient_clipping(self, digits):
         X, y = digits
-        clipped = small(
-            optimizer=torch.optim.SGD,
-            lr=1.0,
-            max_epochs=1,
-            batch_size=600,
-            callbacks=[GradientNormClipping(1e-3)],
-        ).fit(X, y)
-        moved = np.sqrt((clipped.coef_**2).sum() + (clipped.intercept_**2).sum())
-        assert 0 < moved <= 1e-3 + 1e-8
+        options = {"optimizer": torch.optim.SGD, "max_epochs": 1, "batch_size": 600}
+        start = small(lr=1e-30, **options).fit(X, y)
+        clipped = small(lr=1.0, callbacks=[GradientNormClipping(1e-3)], **options).fit(X, y)
+        free = small(lr=1.0, **options).fit(X, y)
+
+        def moved(model):
+            pairs = zip(
+                model.net_.module_.parameters(), start.net_.module_.parameters(), strict=True
+            )
+            return float(sum((a - b).square().sum() for a, b in pairs)) ** 0.5
+
+        assert moved(clipped) == pytest.approx(1e-3, rel=0.01)
+        assert moved(free) > 0.1
 
     def test_mixed_precision(self, digits):
         X, y = digits
@@ -364,6 +368,14 @@ class TestTraining:
             MR2Classifier(ConvNet, max_epochs=5, lr=0.01, random_state=0),
         )
         assert pipeline.fit(X, y).score(X, y) > 0.3
+
+
+def test_backbone_learns_from_the_first_step(digits):
+    X, y = digits
+    backbone = nn.Sequential(nn.Linear(64, 8), nn.Tanh())
+    one_step = {"representation_weight": 0.0, "max_epochs": 1, "batch_size": 600, "random_state": 0}
+    model = MR2Classifier(backbone, **one_step).fit(X, y)
+    assert not torch.equal(model.net_.module_.backbone[0].weight, backbone[0].weight)
 
 
 class TestWeights:
