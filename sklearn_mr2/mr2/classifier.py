@@ -565,7 +565,7 @@ class MR2Classifier(TorchClassifier):
         weight = weight.astype(np.float64) * (data.total_weight / len(y))
         n_folds = 5 if self.error_cv is None else self.error_cv
         largest = int(np.bincount(y).max())
-        if isinstance(n_folds, Integral) and n_folds > largest:
+        if isinstance(n_folds, int | np.integer) and n_folds > largest:
             raise ValueError(
                 f"The class errors are measured on {n_folds} folds, but no class has more than "
                 f"{largest} samples. Lower error_cv, or use another margin_statistic than 'error'."
