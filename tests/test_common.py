@@ -1,10 +1,12 @@
 """scikit-learn's own checks, over every configuration that differs in kind."""
 
+import pytest
 import torch
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
-from sklearn_mr2 import MR2Classifier
+from sklearn_mr2 import MirrorFlowClassifier, MR2Classifier
+from sklearn_mr2.mirror import HyperbolicEntropy
 
 ESTIMATORS = [
     MR2Classifier(),
@@ -26,9 +28,20 @@ ESTIMATORS = [
         max_epochs=40,
     ),
     MR2Classifier(optimizer=torch.optim.LBFGS, max_epochs=50, lr=1.0, batch_size=10_000),
+    # Few steps: most of the checks' data are not separable, and would take all that are allowed.
+    MirrorFlowClassifier(max_epochs=40),
+    MirrorFlowClassifier((), max_epochs=40),
+    MirrorFlowClassifier((), loss="exponential", class_weight="balanced", max_epochs=40),
+    MirrorFlowClassifier((16,), potential="euclidean", max_epochs=40),
+    MirrorFlowClassifier((16,), batch_size=32, max_epochs=20, lr=1.0),
+    MirrorFlowClassifier(
+        (16, 8), potential=["euclidean", HyperbolicEntropy(0.3), "smoothed_power"], max_epochs=40
+    ),
 ]
 
 
+# What the checks do not wait for.
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @parametrize_with_checks(ESTIMATORS)
 def test_sklearn_compatible(estimator, check):
     check(estimator)

@@ -68,8 +68,10 @@ class MirrorFlowClassifier(TorchClassifier):
     batch_size : int, optional
         Samples in a mini-batch. None uses all samples in each step, summed over in chunks of
         ``iterator_train__batch_size`` rows.
-    lr : float, default=0.1
-        Mini-batches: step of the dual variable along the gradient of the mean loss.
+    lr : float, default=0.3
+        Mini-batches: step of the dual variable along the gradient of the mean loss. Parameters move
+        by this divided by :math:`r''(\theta)`, so the hyperbolic entropy wants values several
+        times larger than the Euclidean potential.
     max_epochs : int or "auto", default="auto"
         Largest number of passes over the data. "auto" is 3000 steps of the full batch and 50
         epochs of mini-batches.
@@ -143,7 +145,7 @@ class MirrorFlowClassifier(TorchClassifier):
         The trained net.
     n_features_in_ : int
         Number of features seen in :meth:`fit`.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (n_features,)
         Names of the features, if `X` had string names.
 
     Notes
@@ -203,7 +205,7 @@ class MirrorFlowClassifier(TorchClassifier):
         loss: Literal["logistic", "exponential"] = "logistic",
         step_size: float = 0.1,
         batch_size: int | None = None,
-        lr: float = 0.1,
+        lr: float = 0.3,
         max_epochs: int | Literal["auto"] = "auto",
         target_margin: float = 30.0,
         tol: float = 1e-2,
@@ -251,7 +253,7 @@ class MirrorFlowClassifier(TorchClassifier):
     ) -> TensorNet:
         with rng.scope():
             network = self._build_network(data).to(self.device_, data.X.dtype)
-        self._check_outputs(network, data)
+            self._check_outputs(network, data)  # where lazy layers draw their weights
         degree = self._degree(network, data.X)
         full_batch = self.batch_size is None and not by_parts
         options: dict[str, Any] = {
@@ -356,11 +358,11 @@ class MirrorFlowClassifier(TorchClassifier):
         return self.potential
 
     def _check_outputs(self, network: nn.Module, data: TrainingData) -> None:
-        if not any(p.requires_grad for p in network.parameters()):
-            raise ValueError("module has no trainable parameters.")
         X = data.X[:_PROBE_ROWS]
         with torch.no_grad():
             outputs = network.eval()(X)
+        if not any(p.requires_grad for p in network.parameters()):
+            raise ValueError("module has no trainable parameters.")
         allowed: list[tuple[int, ...]] = [(len(X), data.n_classes)]
         if data.n_classes == 2:
             allowed += [(len(X),), (len(X), 1)]

@@ -285,9 +285,7 @@ class FlowNet(MirrorNet):
         self._next_comparison = _FIRST_COMPARISON
         self._direction: list[list[Tensor]] | None = None
         super().train_on(train, valid, epochs=epochs)
-        if self.outcome not in ("target", "direction"):
-            self._go_back(self._lowest)
-        message = self._complaint(len(train), exhausted=len(self.history) >= epochs)
+        message = self._complaint(len(train))
         if message:
             warnings.warn(message, ConvergenceWarning, stacklevel=4)
         del self._point, self._lowest, self._direction
@@ -317,13 +315,22 @@ class FlowNet(MirrorNet):
                 self.outcome = "minimum"
         if after.log_loss < self._lowest.log_loss:
             self._lowest = after
-        self._point = after
         if self._direction_has_converged(after):
             self.outcome = "direction"
+        elif self.outcome is None and len(self.history) >= self.n_epochs_asked:
+            self.outcome = "exhausted"
+        if self.outcome in ("overflow", "minimum", "exhausted") and after is not self._lowest:
+            self._go_back(self._lowest)
+            after = self._lowest
+        self._point = after
         self.history.record("log_loss", after.log_loss)
         self.history.record("log_time", self.optimizer_.log_time)
         self._record_margin(after.margin)
-        return torch.tensor(math.exp(after.log_loss) / self.total_weight, dtype=torch.float64)
+        return torch.tensor(self._mean(after), dtype=torch.float64)
+
+    def _mean(self, point: _Point) -> float:
+        """The mean loss, within the range of a float."""
+        return math.exp(min(point.log_loss - math.log(self.total_weight), 700.0))
 
     def _evaluate(self, batches: TensorLoader) -> _Point:
         """Compute the log-loss and its gradients, one batch at a time."""
@@ -399,36 +406,31 @@ class FlowNet(MirrorNet):
         ]
         return max(moved) <= self.tol
 
-    def _complaint(self, n: int, exhausted: bool) -> str | None:
-        """What to warn of at the end of training."""
-        point, n_steps = self._lowest, len(self.history)
+    def _complaint(self, n: int) -> str | None:
+        """What to warn of at the end of training, unless a callback has ended it."""
+        point, n_steps = self._point, len(self.history)
+        if point is None or self.outcome in (None, "target", "direction"):
+            return None
         if not point.margin > 0:
-            end = (
-                "their loss does not get any lower."
-                if self.outcome == "minimum"
-                else "their loss was still falling: raise max_epochs."
-            )
+            end = {
+                "minimum": "their loss does not get any lower",
+                "exhausted": "their loss was still falling, so a higher max_epochs may help",
+                "overflow": "the parameters have reached the end of their range",
+            }[self.outcome]
             return (
                 f"The data are not separated after {n_steps} steps: {point.n_wrong} of {n} samples "
                 f"are not on their side, the smallest margin is {point.margin:.3g} and the mean "
-                f"loss {math.exp(point.log_loss) / self.total_weight:.3g}. The parameters of the "
-                f"lowest loss are kept, and {end} Mirror flow maximises a margin on separable data "
-                "only; wider hidden layers or more features separate more."
+                f"loss {self._mean(point):.3g}. The parameters of the lowest loss are kept; {end}. "
+                "Mirror flow maximises a margin on separable data only; wider hidden layers or "
+                "more features separate more."
             )
-        if self.outcome == "overflow":
-            return (
-                f"The parameters have reached the end of their range at the margin "
-                f"{point.margin:.3g}, before target_margin={self.target_margin}. Lower "
-                "target_margin, or use dtype='float64'."
-            )
-        if self.outcome == "minimum" or (self.outcome is None and exhausted):
-            cure = (
-                "no step lowers the loss any more. Lower target_margin."
-                if self.outcome == "minimum"
-                else "max_epochs is reached. Raise max_epochs or tol, or lower target_margin."
-            )
-            return (
-                f"The margin is {point.margin:.3g} after {n_steps} steps, not yet "
-                f"target_margin={self.target_margin}, and {cure}"
-            )
-        return None
+        cure = {
+            "minimum": "no step lowers the loss any more. Lower target_margin.",
+            "exhausted": "max_epochs is reached. Raise max_epochs or tol, or lower target_margin.",
+            "overflow": "the parameters have reached the end of their range. Lower target_margin, "
+            "or use dtype='float64'.",
+        }[self.outcome]
+        return (
+            f"The margin is {point.margin:.3g} after {n_steps} steps, not yet "
+            f"target_margin={self.target_margin}, and {cure}"
+        )
