@@ -67,7 +67,8 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_sidebars = {"index": [], "quickstart": [], "changelog": []}
+html_sidebars = {"index": [], "quickstart": [], "mathematics": []}
+toc_object_entries_show_parents = "hide"
 
 
 def skip_foreign_members(app, what, name, obj, skip, options):
