@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import math
 import re
 import sys
@@ -15,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from ._probe import RULES, InputError, Settings, n_fits, run_probe
 from ._probe.files import FILES, can_plot, new_folder, write_files
@@ -193,24 +193,10 @@ def _in_options(message: str) -> str:
 
 @contextmanager
 def _progress(total: int, quiet: bool) -> Iterator[Callable[[], object]]:
-    """Show progress on stderr if someone may be watching: a bar with tqdm, else a few lines."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda: None
-    elif importlib.util.find_spec("tqdm") is not None:
-        from tqdm import tqdm
-
-        with tqdm(total=total, desc="Fitting", unit="fit", leave=False) as bar:
-            yield bar.update
-    else:
-        done = 0
-
-        def advance() -> None:
-            nonlocal done
-            done += 1
-            if done * 10 // total > (done - 1) * 10 // total:
-                print(f"Fitting: {done} of {total} fits", file=sys.stderr, flush=True)
-
-        yield advance
+    """Show a progress bar on stderr if someone may be watching."""
+    watched = not quiet and sys.stderr.isatty()
+    with tqdm(total=total, desc="Fitting", unit="fit", leave=False, disable=not watched) as bar:
+        yield bar.update
 
 
 def _written(out: Path) -> str:

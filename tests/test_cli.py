@@ -420,24 +420,11 @@ def test_full_disk_leaves_nothing(npz, folder, capsys, monkeypatch):
 # ---------------------------------------------------------------------- progress
 
 
-@pytest.mark.parametrize("tqdm", [True, False])
-def test_progress_is_shown_to_a_terminal_only(tqdm, npz, capsys, monkeypatch):
-    if not tqdm:
-        without(monkeypatch, "tqdm")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+def test_progress_is_shown_to_a_terminal_only(npz, capsys, monkeypatch):
     assert cli.main(["probe", npz, *FAST, "--out", "a"]) == 0
-    err = capsys.readouterr().err
-    assert "Fitting" in err
-    assert tqdm or err.splitlines()[-1] == "Fitting: 10 of 10 fits"
-    assert cli.main(["probe", npz, *FAST, "--out", "b", "--quiet"]) == 0
     assert capsys.readouterr().err == ""
-
-
-def test_lines_of_progress_come_by_tenths(capsys, monkeypatch):
-    without(monkeypatch, "tqdm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with cli._progress(200, quiet=False) as advance:
-        for _ in range(200):
-            advance()
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"Fitting: {done} of 200 fits" for done in range(20, 201, 20)]
+    assert cli.main(["probe", npz, *FAST, "--out", "b"]) == 0
+    assert "Fitting" in capsys.readouterr().err
+    assert cli.main(["probe", npz, *FAST, "--out", "c", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""

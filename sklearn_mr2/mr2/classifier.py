@@ -73,6 +73,11 @@ class FixedMarginLoss(nn.Module):
         return self.logit_loss(logits, y, self.margins, sample_weight)
 
 
+#: Largest number of entries of a float32 `X` that a probe is nevertheless fitted to in float64: so
+#: little data that speed is no concern, while rounding can be, if the features are badly scaled.
+_SMALL = 2**18
+
+
 class ProbeNet(TensorNet):
     """A net whose optimiser is :class:`~sklearn_mr2.mr2.probe.PreconditionedLBFGS`."""
 
@@ -87,6 +92,10 @@ class ProbeNet(TensorNet):
         super().__init__(module, accumulate=True, stochastic=False, **kwargs)
         self.make_preconditioner = make_preconditioner
         self.tol = tol
+
+    def infer(self, x: Tensor, **fit_params: Any) -> Any:
+        # Small data are fitted in float64, validation data come as they are.
+        return super().infer(x.to(self.module_.head.weight.dtype), **fit_params)
 
     def initialize_optimizer(self, *args: Any, **kwargs: Any) -> ProbeNet:
         make = self.make_preconditioner
@@ -368,6 +377,14 @@ class MR2Classifier(TorchClassifier):
     def _wants_2d(self) -> bool:
         return isinstance(self.module, str)
 
+    def _clean(
+        self, X: NDArray, y: NDArray, weight: NDArray | None, *, by_parts: bool
+    ) -> TrainingData:
+        full_batch = self._frozen and self.optimizer == "auto" and not by_parts
+        if full_batch and X.size <= _SMALL and not self.device_.startswith("mps"):
+            X = X.astype(np.float64)  # _after_training goes back
+        return super()._clean(X, y, weight, by_parts=by_parts)
+
     def _build_net(
         self, data: TrainingData, rng: IsolatedRNG, seed: int, *, by_parts: bool
     ) -> TensorNet:
@@ -619,6 +636,9 @@ class MR2Classifier(TorchClassifier):
         return net
 
     def _after_training(self, data: TrainingData, valid: TensorDataset | None) -> None:
+        dtype = torch.from_numpy(np.empty(0, self.dtype_)).dtype
+        self.net_.module_.to(dtype)
+        self.net_.criterion_.to(dtype)
         head = self.net_.module_.head
         if isinstance(head, LinearHead):
             self.coef_ = head.weight.detach().cpu().numpy().copy()

@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 from scipy.stats import spearmanr
 from sklearn.base import clone
-from sklearn.datasets import load_digits, load_iris, make_classification
+from sklearn.datasets import load_digits, load_iris, load_wine, make_classification
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -114,6 +114,17 @@ class TestOptimum:
         optimum = objective_of(best, X, y)
         limit = 1e-6 if dtype == "float64" else 1e-5
         assert -1e-9 <= objective_of(model, X, y) / optimum - 1 <= limit
+
+    @pytest.mark.parametrize("C", [1.0, 100.0])
+    def test_small_data_of_bad_scale_in_single_precision(self, C):
+        X, y = load_wine(return_X_y=True)
+        X = (X * np.geomspace(1, 1e3, 13)).astype(np.float32)
+        model = MR2Classifier(C=C, max_epochs=20_000).fit(X, y)
+        assert model.coef_.dtype == model.decision_function(X).dtype == np.float32
+        exact = MR2Classifier(C=C, tol=1e-12, max_epochs=20_000).fit(X.astype(np.float64), y)
+        exact.margins_ = model.margins_ = exact.margins_.astype(float)
+        optimum = objective_of(exact, X.astype(np.float64), y)
+        assert objective_of(model, X.astype(np.float64), y) / optimum - 1 <= 1e-5
 
     @pytest.mark.parametrize("mode", ["divide", "subtract"])
     def test_objective_with_margins(self, mode):

@@ -297,7 +297,7 @@ class TestTraining:
             pairs = zip(
                 model.net_.module_.parameters(), start.net_.module_.parameters(), strict=True
             )
-            return float(sum((a - b).square().sum() for a, b in pairs)) ** 0.5
+            return sum((a - b).detach().square().sum().item() for a, b in pairs) ** 0.5
 
         assert moved(clipped) == pytest.approx(1e-3, rel=0.01)
         assert moved(free) > 0.1
