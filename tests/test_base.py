@@ -395,6 +395,11 @@ def test_weight_zero_is_absence(model):
     one = clone(model).fit(noise, Y, WEIGHT)
     other = clone(model).fit(X[kept], Y[kept], WEIGHT[kept])
     assert_array_equal(one.predict_proba(X), other.predict_proba(X))
+    one, other = clone(model), clone(model)
+    for _ in range(2):
+        one.partial_fit(noise, Y, [0, 1, 2], WEIGHT)
+        other.partial_fit(X[kept], Y[kept], [0, 1, 2], WEIGHT[kept])
+    assert_array_equal(one.predict_proba(X), other.predict_proba(X))
 
 
 @every_kind
