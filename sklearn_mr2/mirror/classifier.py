@@ -20,7 +20,7 @@ from ..net import IsolatedRNG, TensorDataset, TensorNet
 from .flow import FlowNet, MeanLoss, MirrorModule, MirrorNet, Potentials
 from .kkt import kkt_ratio
 from .losses import LOSSES, margins
-from .networks import HomogeneityError, HomogeneousMLP, homogeneity_degree, layer_groups
+from .networks import HomogeneousMLP, homogeneity_degree, layer_groups
 from .neurons import hidden_layers, keep_neurons
 from .potentials import Potential, get_potential
 from .theory import horizon_margin, q_margin
@@ -73,15 +73,15 @@ class MirrorFlowClassifier(TorchClassifier):
         by this divided by :math:`r''(\theta)`, so the hyperbolic entropy wants values several
         times larger than the Euclidean potential.
     max_epochs : int or "auto", default="auto"
-        Largest number of passes over the data. "auto" is 3000 steps of the full batch and 50
+        Largest number of passes over the data. "auto" is 1000 steps of the full batch and 50
         epochs of mini-batches.
     target_margin : float, default=30
         Training ends once the smallest margin reaches this. The margin is that of the logits, so
         the loss is then about ``exp(-target_margin)``.
     tol : float, default=1e-2
         Full batch: training ends when the direction of each layer has moved by less than this,
-        in the layer's own norm, while the margin doubled. That is about its distance from the
-        limit. 0 goes on to `target_margin`.
+        in the layer's own norm, while the margin doubled (from 10 on). That is an estimate of its
+        distance from the limit. 0 goes on to `target_margin`.
     fit_intercept : bool, default=True
         Whether the first layer has a bias. In later layers it would break homogeneity.
     init_scale : "auto", "he", "zeros" or float, default="auto"
@@ -167,10 +167,12 @@ class MirrorFlowClassifier(TorchClassifier):
     >>> from sklearn_mr2 import MirrorFlowClassifier
     >>> X, y = load_iris(return_X_y=True)
     >>> X, y = X[:100], y[:100]
-    >>> model = MirrorFlowClassifier((16,), random_state=0).fit(X, y)
+    >>> model = MirrorFlowClassifier((16,), target_margin=15, random_state=0).fit(X, y)
     >>> model.score(X, y)
     1.0
-    >>> dense = MirrorFlowClassifier((16,), potential="smoothed_power", random_state=0).fit(X, y)
+    >>> dense = MirrorFlowClassifier(
+    ...     (16,), potential="smoothed_power", target_margin=15, random_state=0
+    ... ).fit(X, y)
     >>> sparsity = [m.history_["sparsity"].iloc[-1] for m in (model, dense)]
     >>> bool(sparsity[0] > sparsity[1])
     True
@@ -271,7 +273,7 @@ class MirrorFlowClassifier(TorchClassifier):
             **self._passthrough("callbacks__", "iterator_train__"),
         }
         if self.max_epochs == "auto":
-            options["max_epochs"] = 3000 if full_batch else 50
+            options["max_epochs"] = 1000 if full_batch else 50
         module = MirrorModule(network, data.X[:_PROBE_ROWS])
         net: TensorNet
         if full_batch:
@@ -378,10 +380,10 @@ class MirrorFlowClassifier(TorchClassifier):
             return float(len(list(network.parameters())) - self.fit_intercept)
         try:
             return homogeneity_degree(network, X[:_PROBE_ROWS])
-        except HomogeneityError as error:
+        except ValueError as error:  # not homogeneous, or zero for these samples
             warnings.warn(
-                f"module: {error} Training goes on, but the theory does not apply: q_margin_, "
-                "horizon_margin_ and balance_ are NaN.",
+                f"module: {error} Training goes on without what the theory needs the degree of "
+                "homogeneity for: q_margin_, horizon_margin_ and balance_ are NaN.",
                 UserWarning,
                 stacklevel=6,
             )

@@ -30,8 +30,8 @@ _MEMORY = 20
 #: The full-batch search gives up where not even a step that should lower the loss by this fraction
 #: is good enough.
 _SMALLEST_DECREASE = 1e-5
-#: Margin from which on directions are compared.
-_FIRST_COMPARISON = 1.0
+#: Margin from which on directions are compared: before, they are still turning.
+_FIRST_COMPARISON = 10.0
 
 # Set by a hook on the last layer. A context variable, since one model may predict in many threads.
 _last_layer_input: ContextVar[Tensor | None] = ContextVar("_last_layer_input", default=None)
@@ -125,7 +125,7 @@ class MirrorNet(TensorNet):
         Those of :class:`~sklearn_mr2.net.TensorNet`.
     """
 
-    step_size = "constant"
+    step_rule = "constant"
     _margin: Tensor
 
     def __init__(
@@ -144,14 +144,14 @@ class MirrorNet(TensorNet):
 
     def initialize_optimizer(self, *args: Any, **kwargs: Any) -> MirrorNet:
         groups = layer_groups(self.module_.network, self.potential)
-        self.optimizer_ = MirrorDescent(groups, lr=self.lr, step_size=self.step_size)
+        self.optimizer_ = MirrorDescent(groups, lr=self.lr, step_size=self.step_rule)
         self.first_balance = layer_balance(self.groups(), self.degree)
         return self
 
     def continue_from(self, previous: MirrorNet) -> None:
         """Continue the flow of a net whose parameters have been loaded."""
         self.first_balance = previous.first_balance
-        if previous.step_size == self.step_size:
+        if previous.step_rule == self.step_rule:
             self._set(log_time=previous.optimizer_.log_time)
 
     def replace_network(self, network: nn.Sequential) -> None:
@@ -264,7 +264,7 @@ class FlowNet(MirrorNet):
         Those of :class:`MirrorNet`.
     """
 
-    step_size = "normalised"
+    step_rule = "normalised"
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from sklearn.base import BaseEstimator
 from sklearn.datasets import load_iris
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, TunedThresholdClassifierCV
 from sklearn.pipeline import make_pipeline
@@ -158,10 +159,11 @@ class TestFindModule:
         pipeline = make_pipeline(StandardScaler(), fitted)
         pipeline[0].fit(X)
         assert find_module(pipeline) is own
-        frozen = pytest.importorskip("sklearn.frozen").FrozenEstimator
-        assert find_module(frozen(fitted)) is own
-        assert find_module(frozen(pipeline)) is own
-        tuned = TunedThresholdClassifierCV(frozen(fitted), cv="prefit", refit=False).fit(X, y)
+        assert find_module(FrozenEstimator(fitted)) is own
+        assert find_module(FrozenEstimator(pipeline)) is own
+        tuned = TunedThresholdClassifierCV(FrozenEstimator(fitted), cv="prefit", refit=False).fit(
+            X, y
+        )
         assert find_module(tuned) is own
 
     def test_search(self):
@@ -318,9 +320,10 @@ class TestPruningCurve:
 
     def test_wrapped(self, fitted):
         X, y = two_classes()
-        frozen = pytest.importorskip("sklearn.frozen").FrozenEstimator
         plain = pruning_curve(fitted, X, y, [0.5, 0.95])
-        np.testing.assert_array_equal(pruning_curve(frozen(fitted), X, y, [0.5, 0.95]), plain)
+        np.testing.assert_array_equal(
+            pruning_curve(FrozenEstimator(fitted), X, y, [0.5, 0.95]), plain
+        )
         pipeline = make_pipeline(StandardScaler(with_mean=False, with_std=False), fitted)
         pipeline[0].fit(X)
         np.testing.assert_array_equal(pruning_curve(pipeline, X, y, [0.5, 0.95]), plain)

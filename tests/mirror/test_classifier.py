@@ -152,7 +152,7 @@ class TestLinearModel:
         assert f"{n_wrong} of 200 samples" in message
         assert f"smallest margin is {model.margin_:.3g}" in message
         assert "does not get any lower" in message
-        assert model.n_iter_ < 3000
+        assert model.n_iter_ < 1000
         assert model.margin_ < 0
         assert model.q_margin_ < 0
         reference = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(X, y)
@@ -177,14 +177,14 @@ class TestLinearModel:
     def test_stops_where_the_direction_has_converged(self):
         X, y = two_classes()
         loose, tight = (
-            quiet(MirrorFlowClassifier((), tol=tol, target_margin=np.inf), X, y)
-            for tol in (0.1, 0.01)
+            quiet(MirrorFlowClassifier((), tol=tol, target_margin=np.inf, step_size=0.5), X, y)
+            for tol in (0.2, 0.03)
         )
-        assert loose.n_iter_ < tight.n_iter_ < 3000
+        assert loose.n_iter_ < tight.n_iter_ < 1000
         assert loose.horizon_margin_ < tight.horizon_margin_
-        # What the direction moved while the margin doubled bounds what is left of it.
         best = largest_margin(np.hstack([X, np.ones((100, 1))]), y, 1)
-        assert tight.horizon_margin_ > 0.97 * best
+        assert loose.horizon_margin_ > 0.93 * best
+        assert tight.horizon_margin_ > 0.98 * best
 
 
 class TestNetwork:
@@ -219,12 +219,12 @@ class TestNetwork:
         for potential in ("hyperbolic_entropy", "euclidean"):
             model = MirrorFlowClassifier(
                 (20,), potential=potential, loss="exponential", step_size=0.03, random_state=0,
-                target_margin=10,
+                target_margin=7,
             ).fit(X, y)  # fmt: skip
             recorded = model.history_.dropna()
             smoothed = recorded["q_margin"] * -recorded["log_loss"] / recorded["margin"]
             smoothed = smoothed[recorded["log_loss"] < 0].to_numpy()
-            assert len(smoothed) > 10
+            assert len(smoothed) >= 8
             assert (np.diff(smoothed) >= 0).all()
 
     def test_history(self):
