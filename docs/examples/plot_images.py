@@ -97,9 +97,9 @@ display = PerClassAccuracyDisplay.from_estimator(models, X_test, y_test)
 _ = display.figure_.suptitle("Digits, 300 for training, 1497 for testing")
 
 # %%
-# This is one split. Over eight splits and seeds, with these settings, MR2 was ahead by 1.9 points
-# of accuracy on average (by 1.4 to 3.4), and by 4.0 points in the hardest third of each run. All of
-# that came from the representation term: margins alone changed accuracy by .3 points at most. But
+# This is one split. Over eight splits and seeds, with these settings, MR2 was ahead by 1.7 points
+# of accuracy on average (by 0.9 to 2.3), and by 3.0 points in the hardest third of each run. All of
+# that came from the representation term: margins alone changed accuracy by .2 points at most. But
 # the settings were not tuned for either, and 300 images are few, so the term may do here what any
 # regulariser would. Beside a well-tuned cross-entropy on more data there is next to nothing left of
 # such a lead: see :doc:`/benchmarks/ablation`.

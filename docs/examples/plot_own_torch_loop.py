@@ -38,9 +38,9 @@ X_train, X_test, y_train, y_test = train_test_split(
 # 2. The criterion is made with the number of classes and of features.
 # 3. It is called with logits, features and labels.
 
-torch.manual_seed(0)
+generator = torch.manual_seed(0)
 backbone = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU())
-head = LinearHead(32, n_classes=10)  # 1: backbone and head apart
+head = LinearHead(32, n_classes=10, generator=generator)  # 1: backbone and head apart
 criterion = MR2Loss(10, 32, representation_weight=0.01, tau="auto")  # 2
 optimizer = torch.optim.Adam([*backbone.parameters(), *head.parameters()], lr=2e-3)
 
