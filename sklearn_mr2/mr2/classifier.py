@@ -221,7 +221,7 @@ class MR2Classifier(TorchClassifier):
     callbacks : list of skorch callbacks, optional
         Used as copies; parameters are passed as ``callbacks__*``.
     verbose : int, default=0
-        Print a line for each epoch if positive.
+        0 prints nothing, 1 shows a progress bar, 2 prints a line for each epoch.
     random_state : int, RandomState instance or None, default=None
         Source of randomness: initialisation, order of mini-batches, folds. Neither numpy's nor
         torch's global state is used.
