@@ -536,9 +536,7 @@ class TorchClassifier(
         net.n_seen += len(data.X)
         self.net_ = net
         self.n_iter_ = len(net.history)
-        self.history_ = pd.DataFrame(
-            [{k: v for k, v in row.items() if k != "batches"} for row in net.history]
-        )
+        self.history_ = pd.DataFrame(net.records())
         self._after_training(data, held_out)
 
     # ------------------------------------------------------------------ prediction

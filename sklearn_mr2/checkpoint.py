@@ -33,9 +33,7 @@ def save_checkpoint(net: TensorNet, path: str | os.PathLike) -> None:
     state = {
         "format": _FORMAT,
         "fingerprint": net.fingerprint,
-        "history": _plain(
-            [{k: v for k, v in row.items() if k != "batches"} for row in net.history]
-        ),
+        "history": _plain(net.records()),
         "best": dict(net._best),
         "callbacks": {name: _state_of(callback) for name, callback in net.callbacks_},
         **{name: part.state_dict() for name, part in _parts(net).items()},

@@ -13,7 +13,7 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -366,7 +366,8 @@ class TensorNet(NeuralNetClassifier):
                 break
             good = start  # the parameters that this finite loss belongs to
             if valid_batches is not None:
-                self._record("valid_loss", self._mean_loss(valid_batches))
+                loss = self._mean_loss(valid_batches, self.validation_step, training=False)
+                self._record("valid_loss", loss)
             if not self.history[-1]["batches"]:
                 self.history.new_batch()  # skorch's Checkpoint looks up the last one
             try:
@@ -402,25 +403,35 @@ class TensorNet(NeuralNetClassifier):
     def _train_epoch(self, batches: TensorLoader) -> Tensor:
         if self.accumulate:
             return self._accumulated_step(batches)
-        watched = self._watches_batches()
+        step = self.train_step if self._watches_batches() else self._unwatched_step
+        return self._mean_loss(batches, step, training=True)
+
+    def _mean_loss(
+        self,
+        batches: TensorLoader,
+        step_fn: Callable[[Batch], dict[str, Tensor]],
+        *,
+        training: bool,
+    ) -> Tensor:
+        """Take a step with each batch; return the mean of the losses, still on the device."""
         total, count = torch.zeros((), device=self.device), 0
+        watched = self._watches_batches()
         for batch in batches:
             size = len(batch[0])
             if watched:
-                self.notify("on_batch_begin", batch=batch, training=True)
-            step = self.train_step(batch)
+                self.notify("on_batch_begin", batch=batch, training=training)
+            step = step_fn(batch)
             total, count = total + size * step["loss"], count + size
             if watched:
-                self._end_batch(batch, step, training=True)
+                self._end_batch(batch, step, training=training)
         return total / count
 
     def _end_batch(self, batch: Batch, step: dict[str, Tensor], *, training: bool) -> None:
         self.history.record_batch(f"{'train' if training else 'valid'}_batch_size", len(batch[0]))
         self.notify("on_batch_end", batch=batch, training=training, **step)
 
-    def train_step(self, batch: Batch, **fit_params: Any) -> dict[str, Tensor]:
-        if self._watches_batches():
-            return super().train_step(batch, **fit_params)
+    def _unwatched_step(self, batch: Batch) -> dict[str, Tensor]:
+        """skorch's ``train_step`` without the notifications that no callback listens to."""
         result: dict[str, Tensor] = {}
 
         def closure() -> Tensor:
@@ -464,18 +475,9 @@ class TensorNet(NeuralNetClassifier):
             self._end_batch(batch, step, training=True)
         return total
 
-    def _mean_loss(self, batches: TensorLoader) -> Tensor:
-        total, count = torch.zeros((), device=self.device), 0
-        watched = self._watches_batches()
-        for batch in batches:
-            size = len(batch[0])
-            if watched:
-                self.notify("on_batch_begin", batch=batch, training=False)
-            step = self.validation_step(batch)
-            total, count = total + size * step["loss"], count + size
-            if watched:
-                self._end_batch(batch, step, training=False)
-        return total / count
+    def records(self) -> list[dict[str, Any]]:
+        """What the history holds of each epoch, single batches left out."""
+        return [{k: v for k, v in row.items() if k != "batches"} for row in self.history]
 
     def outputs(self, X: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield ``(logits, features)`` of each batch of `X`, in evaluation mode."""
