@@ -374,14 +374,17 @@ class MR2Classifier(TorchClassifier):
         """Whether the features under the head are `X` itself."""
         return isinstance(self.module, str) and self.module == "linear"
 
+    def _full_batch(self, by_parts: bool) -> bool:
+        """Whether the full-batch optimiser of the probe is to be used."""
+        return self._frozen and not by_parts and self.optimizer == "auto"
+
     def _wants_2d(self) -> bool:
         return isinstance(self.module, str)
 
     def _clean(
         self, X: NDArray, y: NDArray, weight: NDArray | None, *, by_parts: bool
     ) -> TrainingData:
-        full_batch = self._frozen and self.optimizer == "auto" and not by_parts
-        if full_batch and X.size <= _SMALL and not self.device_.startswith("mps"):
+        if self._full_batch(by_parts) and X.size <= _SMALL and not self.device_.startswith("mps"):
             X = X.astype(np.float64)  # _after_training goes back
         return super()._clean(X, y, weight, by_parts=by_parts)
 
@@ -390,7 +393,7 @@ class MR2Classifier(TorchClassifier):
     ) -> TensorNet:
         with rng.scope():
             module = self._build_module(data, seed)
-        full_batch = self._frozen and not by_parts and self.optimizer == "auto"
+        full_batch = self._full_batch(by_parts)
         fixed = self._frozen and not by_parts
         if full_batch and self.checkpoint is not None:
             raise ValueError(
@@ -604,13 +607,13 @@ class MR2Classifier(TorchClassifier):
         )
         for name in model._passthrough("callbacks__"):
             delattr(model, name)
-        wrong, seen = np.zeros(data.n_classes), np.zeros(data.n_classes)
+        tested, predicted = [], []
         for train, test in folds.split(X, y):
             model.fit(X[train], y[train], sample_weight=weight[train])
-            missed = weight[test] * (model.predict(X[test]) != y[test])
-            wrong += np.bincount(y[test], missed, minlength=data.n_classes)
-            seen += np.bincount(y[test], weight[test], minlength=data.n_classes)
-        return np.divide(wrong, seen, out=np.full(data.n_classes, np.nan), where=seen > 0)
+            tested.append(test)
+            predicted.append(model.predict(X[test]))
+        rows = np.concatenate(tested)
+        return _class_error(y[rows], np.concatenate(predicted), weight[rows], data.n_classes)
 
     # ------------------------------------------------------------------ after training
 
@@ -636,10 +639,10 @@ class MR2Classifier(TorchClassifier):
         return net
 
     def _after_training(self, data: TrainingData, valid: TensorDataset | None) -> None:
-        dtype = torch.from_numpy(np.empty(0, self.dtype_)).dtype
-        self.net_.module_.to(dtype)
-        self.net_.criterion_.to(dtype)
         head = self.net_.module_.head
+        if head.weight.dtype == torch.float64 and self.dtype_ == np.float32:
+            self.net_.module_.float()
+            self.net_.criterion_.float()
         if isinstance(head, LinearHead):
             self.coef_ = head.weight.detach().cpu().numpy().copy()
             self.intercept_ = (
@@ -661,11 +664,7 @@ class MR2Classifier(TorchClassifier):
         predicted = torch.cat([z.argmax(1).cpu() for z, _ in self.net_.outputs(valid.X)]).numpy()
         y = np.asarray(valid.y.cpu()) if valid.y is not None else np.zeros(0, int)
         weight = None if valid.sample_weight is None else valid.sample_weight.cpu().numpy()
-        n_classes = len(self.classes_)
-        missed = (predicted != y) * (1 if weight is None else weight)
-        wrong = np.bincount(y, missed, minlength=n_classes)
-        seen = np.bincount(y, weight, minlength=n_classes)
-        return np.divide(wrong, seen, out=np.full(n_classes, np.nan), where=seen > 0)
+        return _class_error(y, predicted, weight, len(self.classes_))
 
     def to_sklearn(self) -> LogisticRegression:
         """Return a plain scikit-learn model with the same predictions, for use without torch.
@@ -699,6 +698,14 @@ class MR2Classifier(TorchClassifier):
 def _resolve(value: Any, default: Any) -> Any:
     """`default` in place of "auto"."""
     return default if isinstance(value, str) else value
+
+
+def _class_error(y: NDArray, predicted: NDArray, weight: NDArray | None, n_classes: int) -> NDArray:
+    """Weighted share of each class that is predicted wrongly; NaN for a class without samples."""
+    missed = (predicted != y) * (1 if weight is None else weight)
+    wrong = np.bincount(y, missed, minlength=n_classes)
+    seen = np.bincount(y, weight, minlength=n_classes)
+    return np.divide(wrong, seen, out=np.full(n_classes, np.nan), where=seen > 0)
 
 
 def _rank_correlation(margins: NDArray, error: NDArray | None) -> float:

@@ -289,6 +289,14 @@ class TestPartialFit:
         weak.partial_fit(X, y)
         np.testing.assert_array_equal(strong.predict_proba(X), weak.predict_proba(X))
 
+    def test_statistics_of_single_precision_parts_stay_in_double(self):
+        X, y, _ = problem(3)
+        model = MR2Classifier(random_state=0)
+        for part in np.array_split(np.arange(len(y)), 3):
+            model.partial_fit(X[part].astype(np.float32), y[part], classes=range(3))
+        assert model.net_.criterion_.running.mean.dtype == torch.float64
+        assert model.coef_.dtype == np.float32
+
     def test_continues_a_full_fit(self):
         X, y, _ = problem(3, n=400)
         model = MR2Classifier(random_state=0).fit(X[:300], y[:300])
