@@ -28,7 +28,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from scipy import stats
 from skorch.callbacks import LRScheduler
 from torch import nn
@@ -39,10 +38,9 @@ from sklearn_mr2.mr2.statistics import class_moments
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks" / "data"))
-from fashion_mnist_features import DEBIAN_FOLDER, FILE_PREFIX, read_idx  # noqa: E402
+from fashion_mnist_features import DEBIAN_FOLDER  # noqa: E402
+from fashion_mnist_images import Images, Part, load_images  # noqa: E402
 
-# Mean and standard deviation of the training pixels.
-PIXEL_MEAN, PIXEL_STD = 0.286, 0.353
 METHODS = ["cross-entropy", "uniform margin", "margins only", "representation term only", "both"]
 BASELINE, FULL = METHODS[0], METHODS[-1]
 MEASURES = {
@@ -138,37 +136,6 @@ class ConvNet(nn.Sequential):
             *([nn.BatchNorm1d(64)] if batch_norm else []),
             nn.ReLU(),
         )
-
-
-class Part(NamedTuple):
-    """Standardised images (n, 1, 28, 28) float32 and their labels."""
-
-    X: NDArray[np.float32]
-    y: NDArray[np.uint8]
-
-
-class Images(NamedTuple):
-    """Images to draw training sets from, to tune on and to judge on."""
-
-    pool: Part
-    validation: Part
-    test: Part
-
-
-def load_images(source: Path, n_validation: int) -> Images:
-    """Read Fashion-MNIST; the last `n_validation` of its training images are for validation."""
-
-    def read(part: str) -> Part:
-        pixels = read_idx(source / f"{FILE_PREFIX[part]}-images-idx3-ubyte.gz")
-        X = (pixels[:, None].astype(np.float32) / 255 - PIXEL_MEAN) / PIXEL_STD
-        return Part(X, read_idx(source / f"{FILE_PREFIX[part]}-labels-idx1-ubyte.gz"))
-
-    train = read("train")
-    pool, validation = (
-        Part(train.X[rows], train.y[rows])
-        for rows in (slice(-n_validation), slice(-n_validation, None))
-    )
-    return Images(pool, validation, read("test"))
 
 
 def draw(pool: Part, n_train: int, seed: int) -> Part:

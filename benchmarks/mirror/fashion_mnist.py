@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -48,7 +48,8 @@ from sklearn_mr2.mirror.potentials import Euclidean, HyperbolicEntropy, Potentia
 from sklearn_mr2.mirror.theory import participation_ratio
 
 sys.path.insert(0, str(ROOT / "benchmarks" / "data"))
-from fashion_mnist_features import DEBIAN_FOLDER, FILE_PREFIX, read_idx
+from fashion_mnist_features import DEBIAN_FOLDER
+from fashion_mnist_images import Images, Part, load_images
 
 POTENTIALS: dict[str, Potential] = {
     "SmoothedPower(3, 0.01)": SmoothedPower(3, 0.01),
@@ -57,8 +58,6 @@ POTENTIALS: dict[str, Potential] = {
     "HyperbolicEntropy(0.01)": HyperbolicEntropy(0.01),
 }
 COLOURS = dict(zip(POTENTIALS, [ORANGE, BLUE, GREEN, PINK], strict=True))
-# Mean and standard deviation of the training pixels.
-PIXEL_MEAN, PIXEL_STD = 0.286, 0.353
 AMOUNTS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
 PRUNED = ("magnitude", "neuron")
 QUANTILES = (0.001, 0.01, *np.round(np.arange(0.025, 1, 0.025), 3).tolist(), 0.99, 0.999)
@@ -106,37 +105,6 @@ SETTINGS = {
         },
     ),
 }
-
-
-class Part(NamedTuple):
-    """Standardised images (n, 1, 28, 28) float32 and their labels."""
-
-    X: NDArray[np.float32]
-    y: NDArray[np.uint8]
-
-
-class Images(NamedTuple):
-    """Images to draw training sets from, to tune on and to judge on."""
-
-    pool: Part
-    validation: Part
-    test: Part
-
-
-def load_images(source: Path, n_validation: int) -> Images:
-    """Read Fashion-MNIST; the last `n_validation` of its training images are for validation."""
-
-    def read(part: str) -> Part:
-        pixels = read_idx(source / f"{FILE_PREFIX[part]}-images-idx3-ubyte.gz")
-        X = (pixels[:, None].astype(np.float32) / 255 - PIXEL_MEAN) / PIXEL_STD
-        return Part(X, read_idx(source / f"{FILE_PREFIX[part]}-labels-idx1-ubyte.gz"))
-
-    train = read("train")
-    return Images(
-        Part(train.X[:-n_validation], train.y[:-n_validation]),
-        Part(train.X[-n_validation:], train.y[-n_validation:]),
-        read("test"),
-    )
 
 
 def make_classifier(setting: Setting, name: str, lr: float, seed: int) -> MirrorFlowClassifier:
