@@ -136,9 +136,8 @@ class MR2Classifier(TorchClassifier):
     use the raw logits `z`.
 
     With ``module="linear"`` it is a linear probe: a convex problem, solved to its optimum by a
-    full-batch optimiser that takes a fraction of the passes of
-    :class:`~sklearn.linear_model.LogisticRegression`. Without margins
-    (``margin_statistic=None``) it is that model.
+    preconditioned full-batch optimiser. Without margins (``margin_statistic=None``) it is
+    :class:`~sklearn.linear_model.LogisticRegression`.
 
     Parameters
     ----------
