@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import zlib
 from abc import abstractmethod
 from numbers import Integral, Real
 from typing import Any, NamedTuple, Self
@@ -26,6 +27,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
+from .distributed import ALONE, Processes, join_processes, own_gpu
 from .net import IsolatedRNG, TensorDataset, TensorNet
 
 _LOW_PRECISION = {
@@ -62,6 +64,8 @@ class TorchClassifier(
 
     classes_: NDArray
     net_: TensorNet
+
+    data_parallel = False  # a parameter of subclasses that offer it
 
     _passthrough_prefixes: tuple[str, ...] = (
         "module__",
@@ -170,9 +174,9 @@ class TorchClassifier(
         return np.float32 if names and names <= _LOW_PRECISION | _SINGLE else np.float64
 
     def _device(self) -> str:
+        if str(self.device) in ("auto", "cuda") and torch.cuda.is_available():
+            return own_gpu() if self.data_parallel else "cuda"
         if str(self.device) == "auto":
-            if torch.cuda.is_available():
-                return "cuda"
             return "mps" if torch.backends.mps.is_available() else "cpu"
         try:
             torch.zeros(1, device=self.device).item()
@@ -350,6 +354,7 @@ class TorchClassifier(
         X, y, weight = _drop_weightless(X, y, weight)
         X, y, weight, held_out = self._hold_out(X, y, weight, X_val, y_val)
         data = self._clean(X, y, weight, by_parts=False)
+        self._check_same_data(data)
         net = self._new_net(data, by_parts=False)
         if previous is not None:
             self._start_from(net, previous)
@@ -429,10 +434,12 @@ class TorchClassifier(
             )
         weight = self._check_weights(X, y, sample_weight)
         data = self._clean(*_drop_weightless(X, y, weight), by_parts=True)
+        self._check_same_data(data)
         if first:
             net = self._new_net(data, by_parts=True)
         else:
             net = self._prepare_partial(self.net_, data)
+            net.processes = self._processes()
         net.train_on(_dataset(data), epochs=1)
         self._finish(net, data, None)
         return self
@@ -456,7 +463,31 @@ class TorchClassifier(
             else check_random_state(self.random_state)
         )
         draw = rng.integers if isinstance(rng, np.random.Generator) else rng.randint
-        return int(draw(2**31 - 1))
+        processes = self._processes()
+        seed = torch.tensor(int(draw(2**31 - 1)), device=processes.device)
+        processes.broadcast([seed])
+        return int(seed)
+
+    def _processes(self) -> Processes:
+        """Those that train together, each calling fit with the same data."""
+        return join_processes(self.device_) if self.data_parallel else ALONE
+
+    def _check_same_data(self, data: TrainingData) -> None:
+        processes = self._processes()
+        if processes.size == 1:
+            return
+        X, y = data.X, data.y
+        # All of X would take long to go through. Other samples have other labels, most likely.
+        parts = (y, X[0].contiguous(), X[-1].contiguous())
+        digest = zlib.crc32(repr((tuple(X.shape), X.dtype)).encode())
+        for part in parts:
+            digest = zlib.crc32(part.cpu().numpy().data, digest)
+        if not processes.same(digest):
+            raise ValueError(
+                "data_parallel=True needs the same X and y, in the same order, in every process: "
+                "the rows are divided inside fit. Load all of the data everywhere, and give what "
+                "splits or shuffles them a random_state."
+            )
 
     def _hold_out(
         self, X: NDArray, y: NDArray, weight: NDArray | None, X_val: Any, y_val: Any

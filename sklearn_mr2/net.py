@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from .checkpoint import load_checkpoint, save_checkpoint
+from .distributed import ALONE, Processes
 
 
 class IsolatedRNG:
@@ -89,12 +90,20 @@ class TensorDataset(torch.utils.data.Dataset):
         Class codes.
     sample_weight : Tensor of shape (n_samples,), optional
         Weights with mean 1.
+    processes : Processes, optional
+        Whom the rows of each batch are divided among. A batch then holds the features of this
+        process's rows only, and all labels and weights.
     """
 
     def __init__(
-        self, X: Tensor, y: Tensor | None = None, sample_weight: Tensor | None = None
+        self,
+        X: Tensor,
+        y: Tensor | None = None,
+        sample_weight: Tensor | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         self.X, self.y, self.sample_weight = X, y, sample_weight
+        self.processes = processes
 
     def __len__(self) -> int:
         return len(self.X)
@@ -102,17 +111,38 @@ class TensorDataset(torch.utils.data.Dataset):
     def __getitem__(self, index: Any) -> Batch:
         y = torch.zeros(()) if self.y is None else self.y[index]
         w = None if self.sample_weight is None else self.sample_weight[index]
-        return Batch(self.X[index], y, w)
+        return Batch(self.X[self.processes.own(index, len(self))], y, w, self.processes)
+
+    def divided(self, processes: Processes) -> TensorDataset:
+        """The same data, the rows of each batch divided among processes."""
+        return TensorDataset(self.X, self.y, self.sample_weight, processes)
+
+    def share(self, processes: Processes) -> TensorDataset:
+        """One process's share of the rows."""
+        rows = processes.share(len(self))
+        y = None if self.y is None else self.y[rows]
+        w = None if self.sample_weight is None else self.sample_weight[rows]
+        return TensorDataset(self.X[rows], y, w)
 
 
 class Batch(tuple):
-    """The pair ``(X, y)`` that skorch's callbacks unpack, with the weights riding along."""
+    """The pair ``(X, y)`` that skorch's callbacks unpack, with the weights riding along.
+
+    `processes` are those that its rows are divided among.
+    """
 
     sample_weight: Tensor | None
+    processes: Processes
 
-    def __new__(cls, X: Tensor, y: Tensor, sample_weight: Tensor | None = None) -> Batch:
+    def __new__(
+        cls,
+        X: Tensor,
+        y: Tensor,
+        sample_weight: Tensor | None = None,
+        processes: Processes = ALONE,
+    ) -> Batch:
         self = super().__new__(cls, (X, y))
-        self.sample_weight = sample_weight
+        self.sample_weight, self.processes = sample_weight, processes
         return self
 
 
@@ -216,6 +246,9 @@ class TensorNet(NeuralNetClassifier):
         What tells one training run from another, so that it never continues a foreign one.
     head_l2 : float, default=0
         Penalty ``head_l2 / 2 * ||W||^2`` on the weights of ``module.head``.
+    processes : Processes, optional
+        Those that train together. Each does its share of the rows of each batch; all end with the
+        same parameters. The first one prints and writes the checkpoint.
     **kwargs
         skorch's.
     """
@@ -235,6 +268,7 @@ class TensorNet(NeuralNetClassifier):
         checkpoint: str | os.PathLike | None = None,
         fingerprint: str = "",
         head_l2: float = 0.0,
+        processes: Processes = ALONE,
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("iterator_train", TensorLoader)
@@ -249,11 +283,14 @@ class TensorNet(NeuralNetClassifier):
         self.checkpoint = checkpoint
         self.fingerprint = fingerprint
         self.head_l2 = head_l2
+        self.processes = processes
         self.n_seen = 0
 
     @property
     def _default_callbacks(self) -> list[tuple[str, Callback]]:
         callbacks: list[tuple[str, Callback]] = [("epoch_timer", EpochTimer())]
+        if not self.processes.first:
+            return callbacks
         if self.verbose == 1:
             callbacks.append(("progress_bar", EpochBar()))
         elif self.verbose:
@@ -302,8 +339,8 @@ class TensorNet(NeuralNetClassifier):
         return self.criterion_(logits, features, y_true, weight)
 
     def penalty(self) -> Tensor | float:
-        """Value of the penalty on the head's weights."""
-        if not self.head_l2:
+        """Value of the penalty on the head's weights; of several processes the first counts it."""
+        if not self.head_l2 or not self.processes.first:
             return 0.0
         return 0.5 * self.head_l2 * self.module_.head.weight.square().sum()
 
@@ -314,6 +351,7 @@ class TensorNet(NeuralNetClassifier):
         y, weight = y.to(device), None if weight is None else weight.to(device)
         with self._precision(training):
             output = self.infer(X)
+        output = _gather(output, batch)
         return self.get_loss(output, y, training=training, weight=weight), output[0]
 
     def _precision(self, training: bool) -> Any:
@@ -327,7 +365,16 @@ class TensorNet(NeuralNetClassifier):
         loss, output = self._batch_loss(batch, training=True)
         loss = loss + self.penalty()
         loss.backward()
+        # Each process has differentiated the whole batch's loss with respect to its own rows.
+        self.processes.sum(self._gradients())
         return {"loss": loss.detach(), "y_pred": output.detach()}
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.module_.parameters() if p.grad is not None]
+
+    def _state(self) -> list[Tensor]:
+        parts = (self.module_, self.criterion_)
+        return [t.detach() for part in parts for t in (*part.parameters(), *part.buffers())]
 
     def validation_step(self, batch: Batch, **fit_params: Any) -> dict[str, Tensor]:
         self._set_training(False)
@@ -349,17 +396,21 @@ class TensorNet(NeuralNetClassifier):
         """
         self._check_monitors(valid)
         data = {"dataset_train": train, "dataset_valid": valid}
-        batches = self.get_iterator(train, training=True)
-        valid_batches = None if valid is None else self.get_iterator(valid, training=False)
-        isolated = self.rng.scope if self.rng is not None and self.stochastic else nullcontext
-        self.n_epochs_asked = epochs
+        batches, valid_batches = self._iterators(train, valid)
+        self.n_epochs_asked, self.n_rows = epochs, len(train)
         self.notify("on_train_begin", X=train.X, y=train.y)
         done = 0 if self.checkpoint is None else load_checkpoint(self, self.checkpoint)
+        if not self.processes.same(done):
+            raise ValueError(
+                f"checkpoint={str(self.checkpoint)!r} is not the same file in all processes. Name "
+                "one on a file system that their machines share."
+            )
+        self.processes.broadcast(self._state())  # modules of the user's may differ
         good, diverged = self._snapshot(), False
         for _ in range(done, epochs):
             self.notify("on_epoch_begin", **data)
             start = self._snapshot()
-            with isolated():
+            with self._random_numbers():
                 loss = self._train_epoch(batches)
             if not self._record("train_loss", loss):
                 diverged = True
@@ -372,18 +423,46 @@ class TensorNet(NeuralNetClassifier):
                 self.history.new_batch()  # skorch's Checkpoint looks up the last one
             try:
                 self.notify("on_epoch_end", **data)
+                end = self.has_converged()
             except KeyboardInterrupt:  # how skorch's callbacks ask for the end of training
+                end = True
+            if self.processes.any(end):
                 break
-            if self.has_converged():
-                break
-            if self.checkpoint is not None:
+            if self.checkpoint is not None and self.processes.first:
                 save_checkpoint(self, self.checkpoint)
         if diverged or not all(p.isfinite().all() for p in self.module_.parameters()):
             self._restore(good)
         self.notify("on_train_end", X=train.X, y=train.y)
-        if self.checkpoint is not None:
+        if self.checkpoint is not None and self.processes.first:
             Path(self.checkpoint).unlink(missing_ok=True)
         return self
+
+    def _iterators(
+        self, train: TensorDataset, valid: TensorDataset | None
+    ) -> tuple[TensorLoader, TensorLoader | None]:
+        if self.accumulate:
+            # The loss is a sum over rows: each process goes through its own, and only sums are
+            # exchanged. Validation costs less than gathering its outputs would.
+            train = train.share(self.processes)
+        else:
+            train = train.divided(self.processes)
+            valid = None if valid is None else valid.divided(self.processes)
+        batches = self.get_iterator(train, training=True)
+        return batches, None if valid is None else self.get_iterator(valid, training=False)
+
+    @contextmanager
+    def _random_numbers(self) -> Iterator[None]:
+        """Draw from the net's stream, or from one for each process that is seeded by it."""
+        if self.rng is None or not self.stochastic:
+            yield
+            return
+        with self.rng.scope():
+            if self.processes.size == 1:
+                yield
+                return
+            seed = int(torch.randint(2**31 - 1, ())) + self.processes.rank
+            with IsolatedRNG(seed, torch.device(self.device)).scope():
+                yield
 
     def has_converged(self) -> bool:
         """Whether training has nothing more to do."""
@@ -404,7 +483,10 @@ class TensorNet(NeuralNetClassifier):
         if self.accumulate:
             return self._accumulated_step(batches)
         step = self.train_step if self._watches_batches() else self._unwatched_step
-        return self._mean_loss(batches, step, training=True)
+        loss = self._mean_loss(batches, step, training=True)
+        # Equal up to rounding, and buffers such as those of batch normalisation are of one share.
+        self.processes.broadcast(self._state())
+        return loss
 
     def _mean_loss(
         self,
@@ -417,17 +499,19 @@ class TensorNet(NeuralNetClassifier):
         total, count = torch.zeros((), device=self.device), 0
         watched = self._watches_batches()
         for batch in batches:
-            size = len(batch[0])
+            size = len(batch[1])
             if watched:
                 self.notify("on_batch_begin", batch=batch, training=training)
             step = step_fn(batch)
             total, count = total + size * step["loss"], count + size
             if watched:
                 self._end_batch(batch, step, training=training)
-        return total / count
+        mean = total / count
+        self.processes.broadcast([mean])  # callbacks decide by it
+        return mean
 
     def _end_batch(self, batch: Batch, step: dict[str, Tensor], *, training: bool) -> None:
-        self.history.record_batch(f"{'train' if training else 'valid'}_batch_size", len(batch[0]))
+        self.history.record_batch(f"{'train' if training else 'valid'}_batch_size", len(batch[1]))
         self.notify("on_batch_end", batch=batch, training=training, **step)
 
     def _unwatched_step(self, batch: Batch) -> dict[str, Tensor]:
@@ -444,7 +528,7 @@ class TensorNet(NeuralNetClassifier):
         return result
 
     def _accumulated_step(self, batches: TensorLoader) -> Tensor:
-        n, watched = len(batches.dataset), self._watches_batches()
+        n, watched = self.n_rows, self._watches_batches()
         steps: list[tuple[Batch, dict[str, Tensor]]] = []
 
         def closure() -> Tensor:
@@ -462,13 +546,15 @@ class TensorNet(NeuralNetClassifier):
                 loss = loss * (len(batch[0]) / n)
                 loss.backward()
                 total += loss.detach()
+            self.processes.sum([*self._gradients(), total])
             if watched:
                 parameters = TeeGenerator(self.get_all_learnable_params())
                 self.notify("on_grad_computed", named_parameters=parameters, training=True)
             return total
 
         self._set_training(True)
-        total = self.optimizer_.step(closure)
+        parameters = [p.detach() for p in self.module_.parameters()]
+        total = self.processes.follow_first(self.optimizer_.step, closure, parameters)
         # The optimiser may have evaluated several points; callbacks see the last one.
         for batch, step in steps:
             self.notify("on_batch_begin", batch=batch, training=True)
@@ -517,3 +603,12 @@ class TensorNet(NeuralNetClassifier):
             ConvergenceWarning,
             stacklevel=4,
         )
+
+
+def _gather(output: tuple[Tensor, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits and features of all rows of a batch, from those of this process's rows."""
+    if batch.processes.size == 1:
+        return output
+    packed = batch.processes.gather_rows(torch.cat(output, 1), len(batch[1]))
+    logits, features = packed.split([part.shape[1] for part in output], 1)
+    return logits, features

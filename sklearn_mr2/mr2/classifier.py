@@ -215,6 +215,12 @@ class MR2Classifier(TorchClassifier):
         File that mini-batch training writes its state to after each epoch. If training is cut off,
         the same fit continues from it and ends with the same model; `random_state` must be an
         integer for that. The file is removed when training is over.
+    data_parallel : bool, default=False
+        Whether the processes started by ``torchrun`` or ``accelerate launch`` train one model
+        together. Each calls :meth:`fit` with the same data and does its share of the rows of each
+        batch; all end with the model that a single process would, up to rounding. The script has
+        to set up the process group, by ``torch.distributed.init_process_group()`` or
+        ``accelerate.Accelerator()``.
     warm_start : bool, default=False
         Start from the parameters of the last fit.
     callbacks : list of skorch callbacks, optional
@@ -298,6 +304,7 @@ class MR2Classifier(TorchClassifier):
         "tol": [Interval(Real, 0, None, closed="left")],
         "compile": ["boolean"],
         "checkpoint": [str, os.PathLike, None],
+        "data_parallel": ["boolean"],
         "mixed_precision": [StrOptions({"bfloat16"}), None],
     }
 
@@ -329,6 +336,7 @@ class MR2Classifier(TorchClassifier):
         mixed_precision: Literal["bfloat16"] | None = None,
         compile: bool = False,
         checkpoint: str | os.PathLike | None = None,
+        data_parallel: bool = False,
         warm_start: bool = False,
         callbacks: list | None = None,
         verbose: int = 0,
@@ -360,6 +368,7 @@ class MR2Classifier(TorchClassifier):
         self.mixed_precision = mixed_precision
         self.compile = compile
         self.checkpoint = checkpoint
+        self.data_parallel = data_parallel
         self.warm_start = warm_start
         self.callbacks = callbacks
         self.verbose = verbose
@@ -416,6 +425,7 @@ class MR2Classifier(TorchClassifier):
             "compile": self.compile,
             "mixed_precision": self.mixed_precision,
             "verbose": self.verbose,
+            "processes": self._processes(),
             **self._passthrough("callbacks__", "compile__"),
         }
         ignored = self._passthrough("optimizer__", "iterator_train__")
@@ -562,10 +572,16 @@ class MR2Classifier(TorchClassifier):
         elif self.margin_statistic == "error":
             spread = torch.as_tensor(error, device=data.X.device)
         else:
-            head = module.head
-            X = head.normalise(data.X) if isinstance(head, CosineHead) else data.X
+            head, processes = module.head, self._processes()
+            part = TensorDataset(data.X, data.y, data.sample_weight).share(processes)
+            X = head.normalise(part.X) if isinstance(head, CosineHead) else part.X
             moments = class_moments(
-                X, data.y, data.n_classes, data.sample_weight, norm=self.margin_norm
+                X,
+                part.y,
+                data.n_classes,
+                part.sample_weight,
+                norm=self.margin_norm,
+                reduce=processes.sum,
             )
             spread = MARGIN_STATISTICS[self.margin_statistic](moments)
             spread = torch.where(moments.present, spread, torch.nan)

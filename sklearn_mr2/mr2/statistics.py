@@ -5,6 +5,7 @@ al., "Reducing class-wise performance disparity via margin regularization", arXi
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,6 +116,7 @@ def class_moments(
     *,
     norm: float = 2,
     chunk_size: int | None = None,
+    reduce: Callable[[list[Tensor]], None] | None = None,
 ) -> ClassMoments:
     """Exact moments of the features of each class.
 
@@ -136,6 +138,9 @@ def class_moments(
         The `p` of the norm, at least 1, or ``math.inf``.
     chunk_size : int, optional
         Rows per slice. By default as many as make a slice of about 8 MB in float64.
+    reduce : callable, optional
+        Called with lists of tensors of sums over the rows; replaces them by the sums over the rows
+        of all processes, where each holds a part of the data.
 
     Returns
     -------
@@ -197,6 +202,8 @@ def class_moments(
     mean = torch.zeros(n_classes, n_features, **accumulator)
     for rows in chunks:
         mean.index_add_(0, y[rows], read(rows) * sample_weight[rows, None])
+    if reduce is not None:
+        reduce([weight, mean])
     mean = _ratio(mean, weight[:, None])
 
     variance = torch.zeros(n_classes, **accumulator)
@@ -206,6 +213,8 @@ def class_moments(
         variance.index_add_(0, y[rows], sample_weight[rows] * _squared_norm(deviation, 2))
         if norm != 2:
             dispersion.index_add_(0, y[rows], sample_weight[rows] * _squared_norm(deviation, norm))
+    if reduce is not None:
+        reduce([variance] if dispersion is variance else [variance, dispersion])
     variance, dispersion = _ratio(variance, weight), _ratio(dispersion, weight)
     return ClassMoments(weight, mean, _squared_norm(mean, norm) + dispersion, dispersion, variance)
 
