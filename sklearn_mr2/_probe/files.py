@@ -13,14 +13,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import joblib
 import numpy as np
+import pandas as pd
 
 from .._version import __version__
 from .errors import InputError
 from .job import RULES, Outcome, Tuned
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Every file the job can write, with what it is.
 FILES = {
@@ -166,23 +170,18 @@ def _summary(outcome: Outcome, source: str, seconds: float) -> dict[str, Any]:
 
 def _plot(path: Path, outcome: Outcome, source: str) -> None:
     import matplotlib.pyplot as plt
-    from matplotlib.figure import Figure
-    from matplotlib.legend import Legend
-    from matplotlib.text import Text
 
     from ..display import PerClassAccuracyDisplay
 
-    models = {"cross-entropy": outcome.cross_entropy, "MR2": outcome.mr2}
-    display = PerClassAccuracyDisplay({name: tuned.report for name, tuned in models.items()})
-    display.plot()
-    figure, legend = cast(Figure, display.figure_), cast(Legend, display.ax_.get_legend())
-    # The figure shades the third that is hardest in the test part; so that its mean is not taken
-    # for that of the third chosen in cross-validation, the legend does without.
-    for text, (name, tuned) in zip(legend.get_texts(), models.items(), strict=False):
-        text.set_text(f"{name}: overall accuracy {tuned.correct.mean():.3f}")
-    figure.suptitle(f"{source}, {outcome.n_test} test samples", x=0.02, ha="left", fontsize=11)
-    for text in figure.findobj(Text):
-        text.set_parse_math(False)  # names are no formulas, whatever "$" they have
+    display = PerClassAccuracyDisplay(
+        {"cross-entropy": outcome.cross_entropy.report, "MR2": outcome.mr2.report},
+        # The third chosen in cross-validation, not the one that turned out hardest in testing.
+        difficulty=pd.Series(outcome.table["difficulty"].to_numpy(), index=outcome.classes),
+    ).plot()
+    figure = cast("Figure", display.figure_)
+    title = f"{source}, {outcome.n_test} test samples"
+    # A name is no formula, whatever "$" it has.
+    figure.suptitle(title, x=0.02, ha="left", fontsize=11, parse_math=False)
     with warnings.catch_warnings():
         # Names in a script that the font lacks are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)

@@ -1,15 +1,27 @@
 """Recall of every class, hardest first, for one model or several side by side."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ..metrics import per_class_report
-from ..metrics.disparity import third_size
+from ..metrics.disparity import _given_thirds, third_size
+from ._estimators import by_name
 from ._matplotlib import import_pyplot
+from ._style import (
+    GRID,
+    LITERAL,
+    SHADE,
+    Style,
+    legend_above,
+    legend_entry,
+    shorten,
+    style,
+    trim,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,37 +36,6 @@ Kind = Literal["auto", "dots", "curve"]
 _MAX_ROWS = 50
 _MAX_NAME = 28
 _MAX_COLUMN = 14
-_SHADE = "0.93"
-
-
-class _Style(NamedTuple):
-    """Colour, marker and dashes: each of them alone tells the models apart."""
-
-    color: str
-    marker: str
-    linestyle: str | tuple[int, tuple[int, ...]]
-
-
-# Colours of Okabe and Ito (2008), safe for colour-blind people, ordered so that neighbours also
-# differ in lightness.
-_STYLES = (
-    _Style("#0072B2", "o", "-"),
-    _Style("#E69F00", "s", "--"),
-    _Style("#000000", "^", ":"),
-    _Style("#CC79A7", "D", "-."),
-    _Style("#009E73", "v", (0, (5, 1, 1, 1, 1, 1))),
-    _Style("#56B4E9", "P", (0, (1, 1))),
-)
-
-
-def _shorten(label: Any, length: int) -> str:
-    text = str(label)
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def _summary(name: str, recall: pd.Series, n_hard: int) -> str:
-    """Entry of the legend; `recall` is in the order drawn."""
-    return f"{name}: mean {recall.mean():.3f}, hardest third {recall.iloc[:n_hard].mean():.3f}"
 
 
 class PerClassAccuracyDisplay:
@@ -72,6 +53,11 @@ class PerClassAccuracyDisplay:
     reports : mapping from str to DataFrame
         The :func:`~sklearn_mr2.metrics.per_class_report` of every model, by the name to show. All
         must be of the same test data. Classes without samples are not drawn.
+
+    difficulty : mapping or Series from class to {"hard", "medium", "easy"}, default=None
+        Thirds chosen on other data, as for :func:`~sklearn_mr2.metrics.per_class_report`. The
+        legend then has the means over the hard classes, whose rows are shaded among dots. By
+        default it has the means over the third that is hardest in the plot.
 
     Attributes
     ----------
@@ -93,7 +79,8 @@ class PerClassAccuracyDisplay:
     Raises
     ------
     ValueError
-        If there is no report, or the reports differ in their classes.
+        If there is no report, or the reports differ in their classes; if `difficulty` lacks a
+        class, has other values or no hard class.
 
     See Also
     --------
@@ -104,7 +91,8 @@ class PerClassAccuracyDisplay:
     Dots are sorted by the mean recall over the models, and their hardest third is that of this
     mean, so that no model is favoured: sorted by one model's recall, any other model looks better
     on the hardest classes and worse on the easiest. Each curve is sorted by its own recalls and has
-    its own hardest third.
+    its own hardest third. To claim that a model does better on the hard classes, choose these on
+    other data and give them as `difficulty`.
 
     The legend lies above the axes; ``display.figure_.suptitle`` sets a title above it.
 
@@ -131,7 +119,12 @@ class PerClassAccuracyDisplay:
     order_: pd.Index
     text_: "Text | None"
 
-    def __init__(self, reports: Mapping[str, pd.DataFrame]):
+    def __init__(
+        self,
+        reports: Mapping[str, pd.DataFrame],
+        *,
+        difficulty: Mapping[Any, str | None] | pd.Series | None = None,
+    ):
         if len(reports) == 0:
             raise ValueError("reports is empty; pass at least one model.")
         present = [report.index[report["support"] > 0] for report in reports.values()]
@@ -142,6 +135,13 @@ class PerClassAccuracyDisplay:
         if len(present[0]) == 0:
             raise ValueError("reports has no class with samples; check labels and sample_weight.")
         self.reports = reports
+        self.difficulty = difficulty
+        self._hard: pd.Index | None = None
+        if difficulty is not None:
+            thirds = _given_thirds(difficulty, pd.Series(0.0, index=present[0]))
+            self._hard = thirds.index[thirds == "hard"]
+            if len(self._hard) == 0:
+                raise ValueError('difficulty has no "hard" class among those with samples.')
 
     @classmethod
     def from_estimator(
@@ -152,6 +152,7 @@ class PerClassAccuracyDisplay:
         *,
         labels: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
+        difficulty: Mapping[Any, str | None] | pd.Series | None = None,
         ax: "Axes | None" = None,
         kind: Kind = "auto",
         sort_by: str | None = None,
@@ -176,6 +177,9 @@ class PerClassAccuracyDisplay:
         sample_weight : array-like of shape (n_samples,), default=None
             Sample weights.
 
+        difficulty : mapping or Series from class to {"hard", "medium", "easy"}, default=None
+            Thirds chosen on other data; see the class.
+
         ax : matplotlib Axes, default=None
             See :meth:`plot`, also for the other parameters.
 
@@ -193,12 +197,9 @@ class PerClassAccuracyDisplay:
         display : PerClassAccuracyDisplay
             The display, drawn.
         """
-        estimators = (
-            estimator if isinstance(estimator, Mapping) else {type(estimator).__name__: estimator}
-        )
         import_pyplot(f"{cls.__name__}.from_estimator")  # before predictions that may take long
         predictions = {}
-        for name, model in estimators.items():
+        for name, model in by_name(estimator).items():
             if not hasattr(model, "predict"):
                 raise TypeError(
                     f"estimator must be a fitted classifier or a mapping from names to them, got "
@@ -210,6 +211,7 @@ class PerClassAccuracyDisplay:
             predictions,
             labels=labels,
             sample_weight=sample_weight,
+            difficulty=difficulty,
             ax=ax,
             kind=kind,
             sort_by=sort_by,
@@ -224,6 +226,7 @@ class PerClassAccuracyDisplay:
         *,
         labels: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
+        difficulty: Mapping[Any, str | None] | pd.Series | None = None,
         ax: "Axes | None" = None,
         kind: Kind = "auto",
         sort_by: str | None = None,
@@ -244,6 +247,9 @@ class PerClassAccuracyDisplay:
 
         sample_weight : array-like of shape (n_samples,), default=None
             Sample weights.
+
+        difficulty : mapping or Series from class to {"hard", "medium", "easy"}, default=None
+            Thirds chosen on other data; see the class.
 
         ax : matplotlib Axes, default=None
             See :meth:`plot`, also for the other parameters.
@@ -267,7 +273,9 @@ class PerClassAccuracyDisplay:
             name: per_class_report(y_true, prediction, labels=labels, sample_weight=sample_weight)
             for name, prediction in predictions.items()
         }
-        return cls(reports).plot(ax=ax, kind=kind, sort_by=sort_by, n_named=n_named)
+        return cls(reports, difficulty=difficulty).plot(
+            ax=ax, kind=kind, sort_by=sort_by, n_named=n_named
+        )
 
     def plot(
         self,
@@ -335,27 +343,29 @@ class PerClassAccuracyDisplay:
             self._plot_curves()
             if n_named:
                 self._plot_table(recalls, n_named)
-        for side in ("top", "right"):
-            ax.spines[side].set_visible(False)
-        ax.set_axisbelow(True)
-        ax.legend(
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-            frameon=False,
-            borderaxespad=0.2,
-            fontsize=9,
-            handlelength=2.4,
-        )
+        trim(ax)
+        legend_above(ax)
         return self
 
-    def _styled_reports(self) -> Iterator[tuple[str, pd.DataFrame, _Style]]:
+    def _styled_reports(self) -> Iterator[tuple[str, pd.DataFrame, Style]]:
         for position, (name, report) in enumerate(self.reports.items()):
             # Not .loc, which takes boolean labels for a mask.
-            yield name, report.reindex(self.order_), _STYLES[position % len(_STYLES)]
+            yield name, report.reindex(self.order_), style(position)
+
+    def _is_hard(self, classes: pd.Index) -> NDArray[np.bool_]:
+        """Which classes, given hardest first, the legend has the mean of."""
+        if self._hard is None:
+            return np.arange(len(classes)) < third_size(len(classes))
+        return classes.isin(self._hard)
+
+    def _summary(self, name: str, recall: pd.Series) -> str:
+        """Entry of the legend; `recall` is in the order drawn."""
+        which = "hardest third" if self._hard is None else "hard classes"
+        hard = recall[self._is_hard(recall.index)].mean()
+        return legend_entry(name, f"mean {recall.mean():.3f}, {which} {hard:.3f}")
 
     def _plot_dots(self) -> None:
         ax, n_classes, n_models = self.ax_, len(self.order_), len(self.reports)
-        n_hard = third_size(n_classes)
         # Sizes in points follow the height that a row has on these axes.
         row = ax.get_window_extent().height / self.figure_.dpi * 72 / n_classes
         rows = np.arange(n_classes)
@@ -363,78 +373,91 @@ class PerClassAccuracyDisplay:
         spacing = 0.7 / n_models
         offsets = spacing * (np.arange(n_models) - (n_models - 1) / 2)
         marker_size = float(np.clip(spacing * row, 2.5, 6))
-        ax.axhspan(-0.5, n_hard - 0.5, color=_SHADE, zorder=0)
-        for offset, (name, report, style) in zip(offsets, self._styled_reports(), strict=True):
+        for offset, (name, report, model) in zip(offsets, self._styled_reports(), strict=True):
             recall = report["recall"]
             self.artists_[name] = ax.errorbar(
                 recall,
                 rows + offset,
                 xerr=[recall - report["recall_low"], report["recall_high"] - recall],
-                fmt=style.marker,
-                color=style.color,
+                fmt=model.marker,
+                color=model.color,
                 markersize=marker_size,
                 elinewidth=1,
-                label=_summary(name, recall, n_hard),
+                label=self._summary(name, recall),
             )
         ax.set_yticks(
             rows,
-            [_shorten(label, _MAX_NAME) for label in self.order_],
+            [shorten(label, _MAX_NAME) for label in self.order_],
             fontsize=float(np.clip(0.75 * row, 4, 10)),
+            **LITERAL,
         )
         ax.set_ylim(n_classes - 0.5, -0.5)  # hardest on top
         ax.set_xlim(right=1.01)
         ax.set_xlabel("Recall of the class, with 95% interval")
-        ax.grid(axis="x", color="0.85", linewidth=0.6)
+        ax.grid(axis="x", color=GRID, linewidth=0.6)
         ax.grid(axis="y", color="0.8", linewidth=0.6, linestyle=":")
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
-        ax.annotate(
-            "hardest third",
-            xy=(1, (n_hard - 1) / 2),
-            xycoords=("axes fraction", "data"),
-            xytext=(4, 0),
-            textcoords="offset points",
-            rotation=-90,
-            va="center",
-            fontsize=8,
-            color="0.35",
-        )
+        hard = self._is_hard(self.order_)
+        edges = np.flatnonzero(np.diff(hard, prepend=False, append=False))
+        for start, stop in edges.reshape(-1, 2):
+            shade = ax.axhspan(start - 0.5, stop - 0.5, color=SHADE, linewidth=0, zorder=0)
+        if self._hard is not None:
+            shade.set_label("hard classes, as given")
+        else:
+            ax.annotate(
+                "hardest third",
+                xy=(1, (hard.sum() - 1) / 2),
+                xycoords=("axes fraction", "data"),
+                xytext=(4, 0),
+                textcoords="offset points",
+                rotation=-90,
+                va="center",
+                fontsize=8,
+                color="0.35",
+            )
 
     def _plot_curves(self) -> None:
         ax, n_classes = self.ax_, len(self.order_)
-        n_hard = third_size(n_classes)
         ranks = np.arange(1, n_classes + 1)
-        for name, report, style in self._styled_reports():
+        for name, report, model in self._styled_reports():
             # Each curve in its own order: curves compare distributions, not classes.
             report = report.sort_values("recall", kind="stable")
             (self.artists_[name],) = ax.plot(
                 ranks,
                 report["recall"],
-                color=style.color,
-                linestyle=style.linestyle,
+                color=model.color,
+                linestyle=model.linestyle,
                 linewidth=1.8,
-                label=_summary(name, report["recall"], n_hard),
+                label=self._summary(name, report["recall"]),
             )
             ax.fill_between(
                 ranks,
                 report["recall_low"],
                 report["recall_high"],
-                color=style.color,
+                color=model.color,
                 alpha=0.3 / (1 + len(self.reports)),
                 linewidth=0,
             )
-        ax.axvspan(0.5, n_hard + 0.5, color=_SHADE, zorder=0, label="hardest third of each model")
+        if self._hard is None:
+            ax.axvspan(
+                0.5,
+                third_size(n_classes) + 0.5,
+                color=SHADE,
+                zorder=0,
+                label="hardest third of each model",
+            )
         ax.set_xlim(0.5, n_classes + 0.5)
         ax.set_ylim(0, 1.01)
         ax.set_xlabel("Classes, each model's hardest first")
         ax.set_ylabel("Recall of the class, with 95% interval")
-        ax.grid(axis="y", color="0.85", linewidth=0.6)
+        ax.grid(axis="y", color=GRID, linewidth=0.6)
 
     def _plot_table(self, recalls: pd.DataFrame, n_named: int) -> None:
         hardest = recalls.reindex(self.order_[:n_named])
-        columns = [["Hardest classes", *(_shorten(label, _MAX_NAME) for label in hardest.index)]]
+        columns = [["Hardest classes", *(shorten(label, _MAX_NAME) for label in hardest.index)]]
         for name, values in hardest.items():
-            columns.append([_shorten(name, _MAX_COLUMN), *(f"{value:.2f}" for value in values)])
+            columns.append([shorten(name, _MAX_COLUMN), *(f"{value:.2f}" for value in values)])
         widths = [max(map(len, column)) for column in columns]
         lines = [
             "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
@@ -453,4 +476,5 @@ class PerClassAccuracyDisplay:
             family="monospace",
             fontsize=7.5,
             bbox={"facecolor": "white", "edgecolor": "0.8", "alpha": 0.9},
+            **LITERAL,
         )

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import warnings
 from itertools import pairwise
 
 import matplotlib.pyplot as plt
@@ -89,6 +90,62 @@ def test_shade_covers_the_hardest_third():
     assert_allclose(sorted(rows), [-0.5, 2.5])
     (note,) = (text for text in display.ax_.texts if text.get_text() == "hardest third")
     assert note.xy == (1, 1)
+
+
+def test_given_difficulty_is_marked_and_summed_up():
+    y, predictions = make_predictions(10)
+    hard = {"name 1", "name 2", "name 7"}
+    given = {label: "hard" if label in hard else "easy" for label in set(y)}
+    display = PerClassAccuracyDisplay.from_predictions(y, predictions, difficulty=given)
+    expected = []
+    for name, y_pred in predictions.items():
+        recall = recalls_of(y, y_pred)
+        expected.append(
+            f"{name}: mean {recall.mean():.3f}, hard classes {recall[list(hard)].mean():.3f}"
+        )
+    assert legend_of(display) == [*expected, "hard classes, as given"]
+    shaded = set()
+    for patch in display.ax_.patches:
+        to_rows = display.ax_.transData.inverted().transform
+        rows = sorted(to_rows(patch.get_window_extent())[:, 1])
+        shaded.update(display.order_[round(rows[0] + 0.5) : round(rows[1] + 0.5)])
+    assert shaded == hard
+    assert "hardest third" not in [text.get_text() for text in display.ax_.texts]
+    curves = display.plot(kind="curve")
+    assert legend_of(curves) == expected
+    with pytest.raises(ValueError, match="difficulty has no entry for the classes"):
+        PerClassAccuracyDisplay.from_predictions(y, predictions, difficulty={"name 1": "hard"})
+    with pytest.raises(ValueError, match='difficulty has no "hard" class'):
+        PerClassAccuracyDisplay.from_predictions(
+            y, predictions, difficulty=dict.fromkeys(given, "easy")
+        )
+
+
+def test_difficulty_reaches_estimators_and_reports():
+    X, y = make_blobs(60, centers=3, random_state=0)
+    model = LogisticRegression().fit(X, y)
+    given = pd.Series({0: "easy", 1: "hard", 2: "medium"})
+    display = PerClassAccuracyDisplay.from_estimator(model, X, y, difficulty=given)
+    recall = recalls_of(y, model.predict(X))
+    assert legend_of(display)[0].endswith(f"hard classes {recall[1]:.3f}")
+
+
+@pytest.mark.parametrize("kind", ["dots", "curve"])
+def test_names_are_written_as_they_are(kind):
+    names = [r"$\frac$", "a\n  b", "_c", "50 % of $x_1$", "苹果"]
+    models = {r"$\frac$": names, "_hidden": names}
+    display = PerClassAccuracyDisplay.from_predictions(names, models, kind=kind)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")
+        display.figure_.canvas.draw()  # fails where a name is read as mathematics
+    entries = legend_of(display)
+    assert entries[0].startswith(r"$\frac$: mean 1.000")
+    assert entries[1].strip().startswith("_hidden: mean 1.000")
+    if kind == "dots":
+        shown = {label.get_text() for label in display.ax_.get_yticklabels()}
+        assert shown == {r"$\frac$", "a b", "_c", "50 % of $x_1$", "苹果"}
+    else:
+        assert len(display.text_.get_text().splitlines()) == 6
 
 
 def test_ties_keep_the_order_of_labels():
