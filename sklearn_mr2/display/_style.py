@@ -62,9 +62,17 @@ def legend_entry(name: str, summary: str = "") -> str:
 
 def legend_above(ax: Axes, **options: Any) -> Legend:
     """Put the legend above the axes, where it hides nothing."""
+    from matplotlib.patches import Patch
+
+    handles, _ = ax.get_legend_handles_labels()
     options = {"handlelength": 2.4, "fontsize": 9, **options}
     legend = ax.legend(
-        loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0.2, **options
+        handles=sorted(handles, key=lambda handle: isinstance(handle, Patch)),  # models first
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        frameon=False,
+        borderaxespad=0.2,
+        **options,
     )
     for text in legend.get_texts():
         text.set(**LITERAL)
