@@ -352,9 +352,9 @@ class _Group:
             elif p.device.type == "cpu" and p.is_contiguous() and z.is_contiguous():
                 pieces = zip(p.view(-1).split(_PIECE), z.view(-1).split(_PIECE), strict=True)
                 for p_piece, z_piece in pieces:
-                    p_piece.copy_(self.potential.inverse(z_piece))
+                    self.potential.image_(p_piece, z_piece)
             else:
-                p.copy_(self.potential.inverse(z))
+                self.potential.image_(p, z)
         for pairs in small.values():
             flat = self.potential.inverse(torch.cat([z.reshape(-1) for _, z in pairs]))
             parts = flat.split([p.numel() for p, _ in pairs])

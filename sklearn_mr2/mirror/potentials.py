@@ -107,6 +107,21 @@ class Potential(ABC):
     def inverse(self, z: Tensor) -> Tensor:
         """The inverse mirror map :math:`t = (r')^{-1}(z)`."""
 
+    def image_(self, t: Tensor, z: Tensor) -> None:
+        r"""Overwrite `t` with :math:`(r')^{-1}(z)`, within a few units in the last place.
+
+        What an optimiser does in each step. A subclass may override it to save passes over memory
+        and fresh memory, which cost more than the arithmetic where the inverse is simple.
+
+        Parameters
+        ----------
+        t : Tensor
+            What is overwritten; of the shape and dtype of `z`, sharing no memory with it.
+        z : Tensor
+            The dual variable.
+        """
+        t.copy_(self.inverse(z))
+
     @abstractmethod
     def hessian_diagonal(self, t: Tensor) -> Tensor:
         """The second derivative :math:`r''(t)`."""
@@ -259,6 +274,13 @@ class Power(Potential):
     def inverse(self, z: Tensor) -> Tensor:
         return z.abs().pow(1 / (self.alpha - 1)).copysign(z)
 
+    def image_(self, t: Tensor, z: Tensor) -> None:
+        if self.p != 3:
+            super().image_(t, z)
+            return
+        # z / sqrt|z| has the sign of z by itself. The clamp makes it 0 at 0.
+        torch.abs(z, out=t).clamp_(min=torch.finfo(t.dtype).tiny).rsqrt_().mul_(z)
+
     def hessian_diagonal(self, t: Tensor) -> Tensor:
         return (self.alpha - 1) * t.abs().pow(self.alpha - 2)
 
@@ -330,6 +352,14 @@ class SmoothedPower(Potential):
             u = (size + (degree - 1) * slope * u) / (degree * slope + lam)
         return u.copysign(z)
 
+    def image_(self, t: Tensor, z: Tensor) -> None:
+        if self.p != 3:
+            super().image_(t, z)
+            return
+        half = float(self.lam) / 2
+        torch.abs(z, out=t).add_(half * half).sqrt_().add_(half)
+        torch.div(z, t, out=t)
+
     def hessian_diagonal(self, t: Tensor) -> Tensor:
         return (self.alpha - 1) * t.abs().pow(self.alpha - 2) + float(self.lam)
 
@@ -387,6 +417,9 @@ class HyperbolicEntropy(Potential):
 
     def inverse(self, z: Tensor) -> Tensor:
         return torch.sinh(z).mul_(float(self.lam))
+
+    def image_(self, t: Tensor, z: Tensor) -> None:
+        torch.sinh(z, out=t).mul_(float(self.lam))
 
     def hessian_diagonal(self, t: Tensor) -> Tensor:
         return self.dual(t).reciprocal()

@@ -80,6 +80,32 @@ def test_constant_step_is_the_hand_written_loop(potential, dtype):
     assert params[-1].is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("potential", POTENTIALS[1:], ids=repr)
+def test_thousands_of_steps_in_float32_stay_on_the_exact_dual(potential):
+    # Above the size up to which tensors are mapped back together, and through zero.
+    n, steps, lr = 9_000, 2_000, 2.0**-7
+    eps = torch.finfo(torch.float32).eps
+    p = nn.Parameter(randn(n, dtype=torch.float32))
+    exact = potential.gradient(p.detach()).double()
+    start, largest = exact.clone(), exact.abs()
+    trend = 0.2 * randn(n, seed=1, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(2)
+    optimizer = MirrorDescent([p], lr=lr, potential=potential)
+    for _ in range(steps):
+        p.grad = trend + 0.2 * torch.randn(n, generator=generator)
+        optimizer.step()
+        exact.add_(p.grad.double(), alpha=-lr)
+        largest = torch.maximum(largest, exact.abs())
+    dual = optimizer.state[p]["dual"]
+    # The parameter is the image of its dual, whatever number of steps it took to get there.
+    image = potential.inverse(dual.double())
+    torch.testing.assert_close(p.detach().double(), image, rtol=4 * eps, atol=0)
+    # The dual itself has been rounded once a step, at random.
+    error = (dual.double() - exact) / (eps / 2 * largest)
+    assert error.square().mean().sqrt() < math.sqrt(steps)
+    assert ((exact > 0) != (start > 0)).sum() > 0.2 * n
+
+
 def test_the_euclidean_potential_is_sgd():
     ours, theirs = network(), network()
     optimizers = [

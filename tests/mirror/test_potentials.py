@@ -56,6 +56,16 @@ def test_inverse_undoes_the_gradient(potential, values, dtype):
     assert (error <= 8 * eps(dtype) * (1 + condition)).all()
 
 
+@given(potentials, points, dtypes)
+def test_image_is_the_inverse_in_place(potential, values, dtype):
+    z = tensor([*values, 0.0, -0.0, 1e-30, -1e-30], dtype).clamp(-50, 50)
+    before, t = z.clone(), torch.full_like(z, torch.nan)
+    potential.image_(t, z)
+    assert torch.equal(z, before)
+    assert (t[z == 0] == 0).all()
+    torch.testing.assert_close(t, potential.inverse(z), rtol=8 * eps(dtype), atol=0)
+
+
 @given(potentials, points)
 def test_inverse_to_1e14_in_float64(potential, values):
     t = tensor(values, torch.float64).clamp(-50, 50)
