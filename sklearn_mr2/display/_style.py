@@ -76,6 +76,9 @@ def legend_above(ax: Axes, **options: Any) -> Legend:
     )
     for text in legend.get_texts():
         text.set(**LITERAL)
+    for handle in legend.legend_handles:
+        if handle is not None:
+            handle.set_alpha(1)  # many points are drawn translucent
     return legend
 
 
