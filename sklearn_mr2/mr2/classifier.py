@@ -30,9 +30,9 @@ from .modules import MLP, HeadedModule, n_features_of
 from .probe import GramPreconditioner, PreconditionedLBFGS, Solve
 from .statistics import ClassMoments, class_margins, class_moments
 
-#: Samples that the probe's preconditioner is made of: enough for its spectrum, few enough to cost
-#: less than a pass over large data.
-_PRECONDITIONER_ROWS = 4096
+#: Samples that the probe's preconditioner is made of, for each feature and at least. At the start
+#: few will do, and problems that are easy are solved before the next one.
+_FIRST_ROWS, _LATER_ROWS = (2, 1024), (8, 4096)
 
 
 class FixedMarginLoss(nn.Module):
@@ -739,7 +739,8 @@ def _probe_preconditioner(
 ) -> Solve:
     """Preconditioner from the curvature of the loss at the net's current parameters."""
     n, n_features = data.X.shape
-    n_rows = max(8 * n_features, _PRECONDITIONER_ROWS)
+    factor, least = _LATER_ROWS if len(net.history) > 1 else _FIRST_ROWS
+    n_rows = max(factor * n_features, least)
     rows: Tensor | slice = slice(None)
     if n > n_rows:
         order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
@@ -748,7 +749,7 @@ def _probe_preconditioner(
     margin = net.criterion_.margins[y]
     logits, _ = net.module_(X)
     p = MARGIN_MODES[mode].apply(logits, y, margin).softmax(1)
-    curvature = (p * (1 - p)).amax(1).double() / len(X)
+    curvature = (1 - p.double().square().sum(1)) / p.shape[1] / len(X)
     if mode == "divide":
         curvature /= margin.double().square()
     if data.sample_weight is not None:

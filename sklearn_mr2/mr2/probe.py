@@ -3,9 +3,10 @@
 The spectra of embeddings span many orders of magnitude, which makes plain L-BFGS need hundreds of
 passes over the data. A Cholesky factor of the features' Gram matrix, each sample weighted by the
 curvature of its loss, removes most of that. The Hessian of the multinomial logistic loss in one
-sample's logits, ``diag(p) - p p^T``, is below ``max_k p_k (1 - p_k) * I`` up to a factor of two,
-which makes one matrix serve for all classes (compare the fixed bound of Böhning, "Multinomial
-logistic regression algorithm", Annals of the Institute of Statistical Mathematics 44, 1992).
+sample's logits is ``diag(p) - p p^T``; its diagonal, averaged over the classes, makes one matrix
+serve for all of them (compare the fixed bound of Böhning, "Multinomial logistic regression
+algorithm", Annals of the Institute of Statistical Mathematics 44, 1992: a bound is several times
+too large against the penalty when there are many classes, which costs iterations).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class GramPreconditioner:
     fit_intercept : bool
         Whether :meth:`solve` also gets the gradient of an intercept.
     chunk_size : int, default=4096
-        Rows converted to float64 at a time.
+        Rows handled at a time.
     """
 
     def __init__(
@@ -52,33 +53,34 @@ class GramPreconditioner:
         chunk_size: int = 4096,
     ) -> None:
         n, d = X.shape
-        h = curvature.double()
-        total = h.sum().clamp_min(torch.finfo(torch.float64).tiny)
+        # Scaled to sum to 1: a curvature that has all but vanished would not survive in float32.
+        total = curvature.double().sum().clamp_min(torch.finfo(torch.float64).tiny)
+        h = (curvature.double() / total).to(X.dtype)
         chunks = [slice(start, start + chunk_size) for start in range(0, n, chunk_size)]
-        mean = torch.zeros(d, dtype=torch.float64, device=X.device)
+        mean = torch.zeros(d, dtype=X.dtype, device=X.device)
         if fit_intercept:
             for rows in chunks:
-                mean += h[rows] @ X[rows].double()
-            mean /= total
+                mean += h[rows] @ X[rows]
 
         def scaled(rows: slice) -> Tensor:
-            return (X[rows].double() - mean) * h[rows, None].sqrt()
+            return (X[rows] - mean) * h[rows, None].sqrt()
 
+        ridge = l2 / total.item()
         if n >= d:
-            gram = torch.zeros(d, d, dtype=torch.float64, device=X.device)
+            gram = torch.zeros(d, d, dtype=X.dtype, device=X.device)
             for rows in chunks:
                 block = scaled(rows)
                 gram.addmm_(block.T, block)
-            l2, factor = _cholesky(gram, l2)
-            self._factor, self._rows = factor.to(X.dtype), None
+            ridge, self._factor = _cholesky(gram, ridge)
+            self._rows = None
         else:
             # Fewer samples than features: by Woodbury's identity a factor of size n is enough.
-            block = scaled(slice(None))
-            l2, self._factor = _cholesky(block @ block.T, l2)
-            self._rows = block
-        self._mean = mean.to(X.dtype)
-        self._intercept_curvature = total.item()
-        self._l2 = l2
+            # What it subtracts is nearly all of the gradient, hence in double precision.
+            self._rows = scaled(slice(None)).double()
+            ridge, self._factor = _cholesky(self._rows @ self._rows.T, ridge)
+        self._mean = mean
+        self._curvature = total.item()
+        self._ridge = ridge
 
     def solve(self, weight_grad: Tensor, bias_grad: Tensor | None = None) -> list[Tensor]:
         """Multiply gradients by the inverse.
@@ -99,21 +101,27 @@ class GramPreconditioner:
             return [self._solve_rows(weight_grad)]
         # In the coordinates (W, b + W m) of centred features the matrix is block diagonal.
         weight = self._solve_rows(weight_grad - torch.outer(bias_grad, self._mean))
-        return [weight, bias_grad / self._intercept_curvature - weight @ self._mean]
+        return [weight, bias_grad / self._curvature - weight @ self._mean]
 
     def _solve_rows(self, grad: Tensor) -> Tensor:
         if self._rows is None:
-            return torch.cholesky_solve(grad.T, self._factor).T
-        g = grad.double()
+            return torch.cholesky_solve(grad.T / self._curvature, self._factor).T
+        g = grad.double() / self._curvature
         dual = torch.cholesky_solve(self._rows @ g.T, self._factor)
-        return ((g - dual.T @ self._rows) / self._l2).to(grad.dtype)
+        return ((g - dual.T @ self._rows) / self._ridge).to(grad.dtype)
 
 
-def _cholesky(gram: Tensor, l2: float) -> tuple[float, Tensor]:
-    """Factor ``gram + l2 * I``, with `l2` lifted to rounding level where it is below it."""
-    l2 = max(l2, 1e-14 * gram.diagonal().mean().item())
-    gram.diagonal().add_(l2)
-    return l2, torch.linalg.cholesky(gram)
+def _cholesky(gram: Tensor, ridge: float) -> tuple[float, Tensor]:
+    """Factor ``gram + ridge * I``, with `ridge` lifted to rounding level where it is below it."""
+    level = torch.finfo(gram.dtype).eps * gram.diagonal().mean().item()
+    ridge = max(ridge, level, torch.finfo(gram.dtype).tiny)
+    while True:
+        shifted = gram.clone()
+        shifted.diagonal().add_(ridge)
+        factor, failed = torch.linalg.cholesky_ex(shifted)
+        if not failed:
+            return ridge, factor
+        ridge *= 10
 
 
 class PreconditionedLBFGS(torch.optim.Optimizer):
