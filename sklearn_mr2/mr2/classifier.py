@@ -749,7 +749,8 @@ def _probe_preconditioner(
     margin = net.criterion_.margins[y]
     logits, _ = net.module_(X)
     p = MARGIN_MODES[mode].apply(logits, y, margin).softmax(1)
-    curvature = (1 - p.double().square().sum(1)) / p.shape[1] / len(X)
+    # The mean of p_k (1 - p_k), whose terms, other than 1 - sum p_k^2, cannot round below zero.
+    curvature = (p * (1 - p)).mean(1).double() / len(X)
     if mode == "divide":
         curvature /= margin.double().square()
     if data.sample_weight is not None:

@@ -115,13 +115,14 @@ def _cholesky(gram: Tensor, ridge: float) -> tuple[float, Tensor]:
     """Factor ``gram + ridge * I``, with `ridge` lifted to rounding level where it is below it."""
     level = torch.finfo(gram.dtype).eps * gram.diagonal().mean().item()
     ridge = max(ridge, level, torch.finfo(gram.dtype).tiny)
-    while True:
+    for _ in range(20):
         shifted = gram.clone()
         shifted.diagonal().add_(ridge)
         factor, failed = torch.linalg.cholesky_ex(shifted)
         if not failed:
             return ridge, factor
         ridge *= 10
+    raise ValueError("The features or their curvature are not finite.")
 
 
 class PreconditionedLBFGS(torch.optim.Optimizer):
