@@ -1,4 +1,4 @@
-"""Cross-entropy that stays precise where it is small."""
+"""Cross-entropy that stays precise where it is small, and distances within a batch."""
 
 from __future__ import annotations
 
@@ -62,3 +62,46 @@ def relative_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     tensor(0.)
     """
     return _RelativeCrossEntropy.apply(logits, y)
+
+
+class _SquaredDistances(torch.autograd.Function):
+    """Backward with one matrix product, where autograd would take one for either factor."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        square = rows.square().sum(dim=1)
+        return torch.addmm(square[:, None], rows, rows.T, alpha=-2).add_(square).clamp_(min=0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (rows,) = ctx.saved_tensors
+        both = gradient + gradient.T
+        return torch.addmm(rows * both.sum(dim=1, keepdim=True), both, rows, beta=2, alpha=-2)
+
+
+def squared_distances(rows: Tensor) -> Tensor:
+    """Compute the squared Euclidean distances between all pairs of rows.
+
+    By the Gram matrix, so that the error is relative to the rows' norms: take offsets from a point
+    among them first. Not below 0.
+
+    Parameters
+    ----------
+    rows : Tensor of shape (n_samples, n_features)
+        Points.
+
+    Returns
+    -------
+    Tensor of shape (n_samples, n_samples)
+        Squared distances.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklearn_mr2.mr2.functional import squared_distances
+    >>> squared_distances(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
+    tensor([[ 0., 25.],
+            [25.,  0.]])
+    """
+    return _SquaredDistances.apply(rows)

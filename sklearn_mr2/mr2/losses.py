@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from .functional import relative_cross_entropy
+from .functional import relative_cross_entropy, squared_distances
 from .statistics import (
     ClassMoments,
     FullPrecisionModule,
@@ -287,15 +287,14 @@ class RepresentationMarginLoss(nn.Module):
         itself = torch.eye(len(y), dtype=torch.bool, device=y.device)
         positive = same & ~itself
         offset = features - features.detach().index_select(0, same.byte().argmax(dim=1))
-        square = offset.square().sum(dim=1)
         with torch.autocast(features.device.type, enabled=False):
-            distance = torch.addmm(square[:, None], offset, offset.T, alpha=-2).add_(square)
-        exponent = (distance.clamp(min=0) - 2 * spread).div_(tau)
+            distance = squared_distances(offset)
+        exponent = (distance - 2 * spread).div_(tau)
         # The pair of a sample with itself is free to hold the 1 of the logarithm, exp(0).
-        own = torch.zeros_like(square)
+        own = offset.new_zeros(len(y))
         has_positive = positive.any(dim=1)
         if weight is None:
-            weight = torch.ones_like(square)
+            weight = torch.ones_like(own)
         else:
             positive = positive & (weight > 0)
             exponent = exponent + weight.log()

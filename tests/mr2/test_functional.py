@@ -1,4 +1,4 @@
-"""Cross-entropy that stays precise where it is small."""
+"""Cross-entropy that stays precise where it is small, and distances, against plain formulas."""
 
 import mpmath
 import numpy as np
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from sklearn_mr2.mr2.functional import relative_cross_entropy
+from sklearn_mr2.mr2.functional import relative_cross_entropy, squared_distances
 
 
 def exact(row, label):
@@ -63,3 +63,24 @@ def test_precise_where_torch_is_not():
     loss = relative_cross_entropy(logits, torch.tensor([0]))
     assert loss.item() == pytest.approx(exact([25.0, 0.0, 1.0], 0), rel=1e-5)
     assert cross_entropy(logits, torch.tensor([0])).item() == 0
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 6), d=st.integers(1, 5))
+def test_squared_distances_and_their_derivatives(seed, n, d):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    # The gradient of a sum that weighs (i, j) and (j, i) differently, as the loss does.
+    weight = torch.randn(n, n, generator=generator, dtype=torch.float64).fill_diagonal_(0)
+
+    def brute_force(x):
+        return (x[:, None] - x).square().sum(2)
+
+    derivatives = []
+    for distances in (squared_distances, brute_force):
+        x = rows.clone().requires_grad_()
+        value = (weight * distances(x)).exp().sum()
+        (first,) = torch.autograd.grad(value, x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x)
+        derivatives.append((value, first, second))
+    torch.testing.assert_close(*derivatives, rtol=1e-9, atol=1e-9)
+    assert (squared_distances(rows.float()) >= 0).all()
