@@ -20,7 +20,7 @@ from sklearn.base import (
     TransformerMixin,
     _fit_context,
 )
-from sklearn.utils import check_random_state
+from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
@@ -189,14 +189,29 @@ class TorchClassifier(
 
     def _check_X(self, X: Any, *, reset: bool, y: Any = "no_validation") -> Any:
         dtype = self._floating_type(X) if reset else self.dtype_.type
+        half = dtype is np.float32 and self._keeps_half() and _is_half(X)
+        if half:
+            dtype = np.float16
         _refuse_sparse(X)
         if not isinstance(y, str):
             y = _check_labels(y, "y")
         X = _to_numpy(X)
         table = self._wants_2d() or len(getattr(X, "shape", None) or np.asarray(X).shape) <= 2
         checked = validate_data(
-            self, X, y, reset=reset, dtype=dtype, ensure_2d=table, allow_nd=not table
+            self,
+            X,
+            y,
+            reset=reset,
+            dtype=dtype,
+            ensure_2d=table,
+            allow_nd=not table,
+            ensure_all_finite=not half,
         )
+        if half:  # a sum in float16 overflows, and scikit-learn then makes a mask as large as X
+            values = checked if isinstance(y, str) else checked[0]
+            for start in range(0, len(values), 4096):
+                rows = values[start : start + 4096].astype(np.float32)
+                assert_all_finite(rows, estimator_name=type(self).__name__, input_name="X")
         if not table:  # validate_data counts the features of tables only
             self._check_shape(checked if isinstance(y, str) else checked[0], reset=reset)
         return checked
@@ -209,6 +224,10 @@ class TorchClassifier(
                 f"X has {X.shape[1]} features (entries along its second dimension), but "
                 f"{type(self).__name__} is expecting {self.n_features_in_} features as input."
             )
+
+    def _keeps_half(self) -> bool:
+        """Whether arrays of float16 stay what they are, and are converted batch by batch."""
+        return False
 
     def _wants_2d(self) -> bool:
         """Whether X must be a table; otherwise any rank is passed to the module."""
@@ -284,7 +303,8 @@ class TorchClassifier(
         device = self.device_
         X_tensor, w_tensor = _as_tensor(X).to(device), None
         if weight is not None and (weight != 1).any():
-            w_tensor = torch.as_tensor(weight, dtype=X_tensor.dtype, device=device)
+            dtype = torch.promote_types(X_tensor.dtype, torch.float32)
+            w_tensor = torch.as_tensor(weight, dtype=dtype, device=device)
         codes = torch.as_tensor(np.searchsorted(self.classes_, y), device=device)
         return X_tensor, codes, w_tensor
 
@@ -315,7 +335,8 @@ class TorchClassifier(
         ----------
         X : array-like, data frame or tensor of shape (n_samples, n_features)
             Training data. float32 and float64 are kept, float16 and bfloat16 become float32, other
-            types become float64, unless `dtype` says otherwise.
+            types become float64, unless `dtype` says otherwise. Memory-mapped arrays are read in
+            place.
         y : array-like of shape (n_samples,)
             Class labels: integers, strings, booleans or categories.
         sample_weight : array-like of shape (n_samples,), optional
@@ -348,7 +369,7 @@ class TorchClassifier(
                 "start again."
             )
         self.classes_ = classes
-        self.dtype_ = np.dtype(X.dtype)
+        self.dtype_ = np.result_type(X.dtype, np.float32)
         self.device_ = self._device()
         weight = self._check_weights(X, y, sample_weight)
         X, y, weight = _drop_weightless(X, y, weight)
@@ -417,7 +438,7 @@ class TorchClassifier(
             self.classes_ = np.unique(_check_labels(classes, "classes"))
             if len(self.classes_) < 2:
                 raise ValueError("classes must name at least 2 classes.")
-            self.dtype_ = np.dtype(X.dtype)
+            self.dtype_ = np.result_type(X.dtype, np.float32)
             self.device_ = self._device()
         elif classes is not None:
             named = np.unique(_check_labels(classes, "classes"))
@@ -636,8 +657,11 @@ class TorchClassifier(
         ndarray of shape (n_samples,)
             Class labels.
         """
-        best = self.predict_proba(X).argmax(axis=1)
-        return self.classes_[best]
+        check_is_fitted(self)
+        outputs = self.net_.outputs(_as_tensor(self._check_X(X, reset=False)))
+        # Batch by batch: the probabilities of many samples and classes take much memory.
+        best = [logits.softmax(-1).argmax(1).cpu() for logits, _ in outputs]
+        return self.classes_[torch.cat(best).numpy()]
 
     def transform(self, X: Any) -> NDArray:
         """Compute the features under the head; for a linear probe these are `X` itself.
@@ -737,6 +761,10 @@ def _to_numpy(array: Any) -> Any:
         return array
     array = array.detach().cpu()
     return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
+
+
+def _is_half(X: Any) -> bool:
+    return isinstance(X, np.ndarray) and X.dtype == np.float16
 
 
 class _Borrowed:

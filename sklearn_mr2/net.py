@@ -338,6 +338,10 @@ class TensorNet(NeuralNetClassifier):
         logits, features = y_pred
         return self.criterion_(logits, features, y_true, weight)
 
+    def infer(self, x: Tensor, **fit_params: Any) -> Any:
+        # Storage only: large arrays of float16 are converted a batch at a time.
+        return super().infer(x.float() if x.dtype == torch.float16 else x, **fit_params)
+
     def penalty(self) -> Tensor | float:
         """Value of the penalty on the head's weights; of several processes the first counts it."""
         if not self.head_l2 or not self.processes.first:

@@ -94,7 +94,7 @@ class ProbeNet(TensorNet):
         self.tol = tol
 
     def infer(self, x: Tensor, **fit_params: Any) -> Any:
-        # Small data are fitted in float64, validation data come as they are.
+        # Small data are fitted in float64; validation data and large data come as they are.
         return super().infer(x.to(self.module_.head.weight.dtype), **fit_params)
 
     def initialize_optimizer(self, *args: Any, **kwargs: Any) -> ProbeNet:
@@ -389,9 +389,14 @@ class MR2Classifier(TorchClassifier):
     def _wants_2d(self) -> bool:
         return isinstance(self.module, str)
 
+    def _keeps_half(self) -> bool:
+        return self.head == "linear" and self._full_batch(by_parts=False)
+
     def _clean(
         self, X: NDArray, y: NDArray, weight: NDArray | None, *, by_parts: bool
     ) -> TrainingData:
+        if by_parts and X.dtype == np.float16:
+            X = X.astype(np.float32)
         if self._full_batch(by_parts) and X.size <= _SMALL and not self.device_.startswith("mps"):
             X = X.astype(np.float64)  # _after_training goes back
         return super()._clean(X, y, weight, by_parts=by_parts)
@@ -503,8 +508,9 @@ class MR2Classifier(TorchClassifier):
                 f"got {self.module!r}."
             )
         # An instance may come from a GPU; the net moves everything to its own device.
-        backbone = backbone.to("cpu", data.X.dtype)
-        n_features = n_features_of(backbone, data.X[:2].cpu())
+        dtype = torch.promote_types(data.X.dtype, torch.float32)
+        backbone = backbone.to("cpu", dtype)
+        n_features = n_features_of(backbone, data.X[:2].to("cpu", dtype))
         kwargs = {k.removeprefix("head__"): v for k, v in self._passthrough("head__").items()}
         head: LinearHead | CosineHead
         generator = torch.Generator().manual_seed(seed)
@@ -524,7 +530,7 @@ class MR2Classifier(TorchClassifier):
                 generator=generator,
                 **kwargs,
             )
-        return HeadedModule(backbone, head.to(data.X.dtype))
+        return HeadedModule(backbone, head.to(dtype))
 
     def _start_from(self, net: TensorNet, previous: TensorNet) -> None:
         super()._start_from(net, previous)
@@ -591,7 +597,8 @@ class MR2Classifier(TorchClassifier):
             exponent=self.margin_exponent,
             floor=MARGIN_MODES[self.margin_mode].floor,
         )
-        return FixedMarginLoss(margins.to(data.X.dtype), spread, moments, error, self.margin_mode)
+        dtype = module.head.weight.dtype
+        return FixedMarginLoss(margins.to(dtype), spread, moments, error, self.margin_mode)
 
     def _out_of_fold_error(self, data: TrainingData) -> NDArray:
         """Error of each class, by models without margins that have not seen the samples."""
@@ -745,7 +752,7 @@ def _probe_preconditioner(
     if n > n_rows:
         order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
         rows = order[:n_rows].to(data.X.device)
-    X, y = data.X[rows], data.y[rows]
+    X, y = data.X[rows].to(net.module_.head.weight.dtype), data.y[rows]
     margin = net.criterion_.margins[y]
     logits, _ = net.module_(X)
     p = MARGIN_MODES[mode].apply(logits, y, margin).softmax(1)
