@@ -22,7 +22,6 @@ class Objective(BaseObjective):
 
     name = "Multinomial logistic regression"
     min_benchopt_version = "1.8"
-    url = "https://github.com/sklearn-mr2/benchmark_probe"
     requirements = ["pip::scipy"]
     sampling_strategy = "callback"
     test_dataset_name = "Bundled"
