@@ -5,8 +5,8 @@ What a search could choose from
 A search over hyperparameters has two aims here: overall accuracy, and accuracy on the hardest
 classes. There is no single best candidate then, but a front of candidates of which none beats
 another in both. This example draws the front, lets
-:class:`~sklearn_mr2.metrics.BestWithinTolerance` choose from it, and asks whether the margins of the
-chosen model are where they should be: at the difficult classes.
+:class:`~sklearn_mr2.metrics.BestWithinTolerance` choose from it, and asks whether the margins of
+the chosen model are where they should be: at the difficult classes.
 """
 
 # %%

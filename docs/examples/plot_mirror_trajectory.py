@@ -73,8 +73,8 @@ plt.show()
 # ----------
 #
 # A neuron's effective weight is the norm of its incoming weights times that of its outgoing ones.
-# Sorted, and on a logarithmic axis, the weights of the power potential lie on a plateau, and those of
-# the hyperbolic entropy fall off by orders of magnitude.
+# Sorted, and on a logarithmic axis, the weights of the power potential lie on a plateau, and those
+# of the hyperbolic entropy fall off by orders of magnitude.
 
 NeuronSpectrumDisplay.from_estimator(models)
 plt.show()
@@ -84,8 +84,9 @@ plt.show()
 # --------------------------------
 #
 # Small weights could still matter together. Remove them, the smallest first, and score what is left
-# on data that were not trained on: the farther to the left a curve stays level, the fewer neurons the
-# network needs. A tenth of them is enough for the hyperbolic entropy, half for the power potential.
+# on data that were not trained on: the farther to the left a curve stays level, the fewer neurons
+# the network needs. A tenth of them is enough for the hyperbolic entropy, half for the power
+# potential.
 #
 # Sparse does not mean better. Which features the labels depend on decides that, and here, where
 # digits are told apart by many of them, the denser networks are the more accurate.

@@ -47,10 +47,10 @@ def _path(history: pd.DataFrame, column: str) -> pd.Series | None:
 class MirrorTrajectoryDisplay:
     r"""Loss, Q-margin and sparsity against the logarithm of the flow's time.
 
-    The theory is about late times: once the data are separated, the Q-margin rises to its limit, the
-    logarithm of the loss goes on falling about as fast as :math:`\ln t` rises, and the sparsity
-    tends to that of the largest margin in the potential's norm. The Q-margin of a path with steps of
-    finite size may fall for a while.
+    The theory is about late times: once the data are separated, the Q-margin rises to its limit,
+    the logarithm of the loss goes on falling about as fast as :math:`\ln t` rises, and the sparsity
+    tends to that of the largest margin in the potential's norm. The Q-margin of a path with steps
+    of finite size may fall for a while.
 
     Q-margins of different potentials cannot be compared, so each is drawn relative to its last
     value, which the legend has, and from where all samples are classified correctly.
@@ -252,6 +252,6 @@ class MirrorTrajectoryDisplay:
         given = np.array(list(ax), dtype=object).ravel()
         if len(given) != n_panels:
             raise ValueError(
-                f"ax must be one axes or {n_panels}, one for each panel; got {len(given)}."
+                f"ax must be a single axes, or {n_panels}, one for each panel; got {len(given)}."
             )
         return given

@@ -20,12 +20,6 @@ from sklearn_mr2.display import PerClassAccuracyDisplay
 from sklearn_mr2.metrics import per_class_report
 
 
-@pytest.fixture(autouse=True)
-def _close_figures():
-    yield
-    plt.close("all")
-
-
 def make_predictions(n_classes, models=("a", "b"), n_samples=20, skill=(6, 1.6)):
     """Labels and each model's predictions, with recalls that differ between classes and models."""
     rng = np.random.default_rng(n_classes)
