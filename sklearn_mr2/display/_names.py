@@ -71,7 +71,7 @@ def name_points(
                 if any(box.overlaps(other) for other in taken):
                     continue
                 outside = not (inside.contains(*box.min) and inside.contains(*box.max))
-                cost = int(box.count_contains(points)) + 1000 * outside + 0.05 * distance
+                cost = 2.5 * box.count_contains(points) + 1000 * outside + 0.05 * distance
                 if best is None or cost < best[0]:
                     best = (cost, distance, direction)
         if best is None:  # crowded out: better no name than one that cannot be read
@@ -87,7 +87,7 @@ def name_points(
                 xytext=text.xyann,
                 textcoords="offset points",
                 zorder=3.5,
-                arrowprops={"arrowstyle": "-", "color": "0.4", "linewidth": 0.6, "shrinkB": 3},
+                arrowprops={"arrowstyle": "-", "color": "0.2", "linewidth": 0.7, "shrinkB": 3},
             )
         names.append(text)
     return names
