@@ -23,8 +23,10 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -167,7 +169,7 @@ def fit(device: str, repetitions: int) -> list[dict]:
                 criterion(*model(X_device[index]), y_device[index]).backward()
                 optimizer.step()
 
-    def estimator(size: int, **more: object) -> None:
+    def estimator(size: int, **more: Any) -> None:
         MR2Classifier(
             "mlp",
             module__hidden_layer_sizes=(width,),
@@ -196,17 +198,20 @@ def fit(device: str, repetitions: int) -> list[dict]:
     rows = []
     for size in (128, 1024):
         calls: dict[str, Callable[[], object]] = {
-            "MR2Classifier": lambda size=size: estimator(size),
-            "MR2Classifier, bfloat16": lambda size=size: estimator(
-                size, mixed_precision="bfloat16"
-            ),
-            "raw loop, MR2Loss": lambda size=size: raw(size),
-            "skorch, cross-entropy": lambda size=size: skorch(size),
+            "MR2Classifier": partial(estimator, size),
+            "MR2Classifier, margins only": partial(estimator, size, representation_weight=0.0),
+            "MR2Classifier, bfloat16": partial(estimator, size, mixed_precision="bfloat16"),
+            "raw loop, MR2Loss": partial(raw, size),
+            "skorch, cross-entropy": partial(skorch, size),
         }
         times = interleaved(calls, device, repetitions)
         case = f"{n_samples} x {n_features}, batches of {size}, {epochs} epochs"
         ours = "MR2Classifier"
-        pairs = [(ours, "raw loop, MR2Loss"), (ours, "skorch, cross-entropy")]
+        pairs = [
+            (ours, "raw loop, MR2Loss"),
+            (ours, "skorch, cross-entropy"),
+            ("MR2Classifier, margins only", "skorch, cross-entropy"),
+        ]
         rows += ratios(times, "fit", case, [*pairs, ("MR2Classifier, bfloat16", ours)])
     return rows
 
@@ -227,8 +232,8 @@ def loss(device: str, repetitions: int) -> list[dict]:
     for weight, terms in ((0.0, "margins only"), (0.003, "both terms")):
         ours = MR2Loss(n_classes, n_features, representation_weight=weight).to(device)
         calls: dict[str, Callable[[], object]] = {
-            "cross-entropy": lambda: step(lambda logits, _, y: F.cross_entropy(logits, y)),
-            "MR2Loss": lambda ours=ours: step(ours),
+            "cross-entropy": partial(step, lambda logits, _, y: F.cross_entropy(logits, y)),
+            "MR2Loss": partial(step, ours),
         }
         times = interleaved(calls, device, 10 * repetitions, inner=10)
         case = f"{n_samples} x {n_features}, {n_classes} classes, {terms}"

@@ -14,7 +14,7 @@ A later call runs only what is missing. ``--cells`` and ``--solvers`` choose by 
 only rebuilds tables and plots. Data sets whose file is not in ``SKLEARN_MR2_CACHE`` are left out.
 
 How it is measured. The clock starts with the call of ``fit`` and stands still while an iterate is
-copied and evaluated. The first 20 iterates are evaluated, later ones at every step of 3 % in
+copied and evaluated. The first 67 iterates are evaluated, later ones at every step of 3 % in
 their number, so that times are too long by at most that. A run ends at a suboptimality of 1e-6,
 at the time limit, when the solver itself ends, or when half of its time has not improved its best
 value by 1e-7. The optimum of a cell is the best value over all solvers and a run of MR2Classifier
@@ -23,6 +23,7 @@ that did not get to 1e-4 is not repeated.
 """
 
 import argparse
+import bisect
 import itertools
 import json
 import math
@@ -78,7 +79,9 @@ def all_cells(benchmark: Benchmark, Cs: Sequence[float]) -> list[Cell]:
     """The cells, cheap ones first; those of a data set are neighbours."""
     datasets = {dataset.name: dataset for dataset in benchmark.get_datasets()}
     shapes = {"wordnet_glosses": (384, 38), "fashion_mnist_train": (1280, 10)}
-    sets: list[tuple] = [("fashion-bundled", "Bundled", {}, 6_000, 128, 10)]
+    sets: list[tuple[str, str, dict, int, int, int]] = [
+        ("fashion-bundled", "Bundled", {}, 6_000, 128, 10)
+    ]
     for file, n in datasets["Cached"].parameters["file, n_samples"]:
         kind = file.split("_")[0]
         sets.append((kind, "Cached", {"file": file, "n_samples": n}, n, *shapes[file]))
@@ -88,13 +91,13 @@ def all_cells(benchmark: Benchmark, Cs: Sequence[float]) -> list[Cell]:
         sets.append(("synthetic", "Synthetic", sizes, n, d, K))
     sets.sort(key=lambda item: math.prod(item[3:]))
     return [
-        Cell(kind, dataset, tuple(parameters.items()), *sizes, C)
-        for kind, dataset, parameters, *sizes in sets
+        Cell(kind, dataset, tuple(parameters.items()), n, d, K, C)
+        for kind, dataset, parameters, n, d, K in sets
         for C in Cs
     ]
 
 
-def instances(solver: type, **fixed: Any) -> Iterator[Any]:
+def instances(solver: Any, **fixed: Any) -> Iterator[Any]:
     """A solver with each combination of its parameters."""
     names = [name for name in solver.parameters if name not in fixed]
     for values in itertools.product(*(solver.parameters[name] for name in names)):
@@ -112,7 +115,7 @@ class Clock:
     for a single run.
     """
 
-    first, growth = 20, 1.03
+    growth = 1.03
     patience, progress = 30, 1e-7
 
     def __init__(
@@ -152,9 +155,7 @@ class Clock:
         self.elapsed += self.timer() - self._start
         if self._calls == self._next or self.elapsed > self.limit:
             self._record()
-            self._next = max(self._calls + 1, math.ceil(self.growth * self._calls))
-            if self._calls < self.first:
-                self._next = self._calls + 1
+            self._next = max(self._calls + 1, int(self.growth * self._calls))
         self._calls += 1
         if self.value[-1] <= self.goal:
             self.status = "reached"
@@ -177,7 +178,7 @@ class Clock:
     def _stalls(self) -> bool:
         if len(self.value) < self.patience:
             return False
-        half = np.searchsorted(self.seconds, self.elapsed / 2)
+        half = bisect.bisect_left(self.seconds, self.elapsed / 2)
         earlier, now = min(self.value[: max(half, 1)]), min(self.value)
         return half > self.patience / 2 and earlier - now <= self.progress * abs(now)
 
@@ -301,7 +302,7 @@ def measure(
     }
 
 
-def warm_up(solver: Any, objective_class: type) -> None:
+def warm_up(solver: Any, objective_class: Any) -> None:
     """Let a solver do once what only the first call in a process has to: load and compile."""
     objective = objective_class.get_instance(C=1.0)
     rng = np.random.default_rng(0)
@@ -574,10 +575,17 @@ def growth_table(times: pd.DataFrame) -> str:
     return markdown_table(["solver", "cells", "n", "d", "K"], lines)
 
 
+PLOTS = """\
+![Relative suboptimality against time for some cells](../images/speed_suboptimality.png)
+
+![Time of the rivals in units of MR2Classifier's in each cell](../images/speed_ratio.png)"""
+
+
 def tables(times: pd.DataFrame) -> dict[str, str]:
-    """The markdown tables of the page."""
+    """What is written into the page."""
     found = compare(times)
     return {
+        "probe plots": PLOTS,
         "probe summary": summary_table(found),
         "probe solvers": solver_table(times),
         "probe growth": growth_table(times),
@@ -591,7 +599,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_tables(page: Path, contents: dict[str, str]) -> None:
-    """Replace tables of a page, which stand between pairs of comments."""
+    """Replace parts of a page, which stand between pairs of comments."""
     text = page.read_text() if page.exists() else ""
     for name, table in contents.items():
         begin, end = f"<!-- table: {name} -->", "<!-- end of table -->"
@@ -623,8 +631,8 @@ def plot(results: Results, times: pd.DataFrame, images: Path) -> None:
     images.mkdir(parents=True, exist_ok=True)
     found = compare(times)
     names = times["solver"].unique()
-    # MR2Classifier stands out; tab10 has no more than ten colours.
-    colours = dict(zip([n for n in names if n != OURS], plt.get_cmap("tab10").colors, strict=False))
+    # MR2Classifier stands out.
+    colours = {name: f"C{i}" for i, name in enumerate(n for n in names if n != OURS)}
     cells = pick_curves(found)
     columns = min(3, len(cells))
     lines = math.ceil(len(cells) / columns)
@@ -650,35 +658,39 @@ def plot(results: Results, times: pd.DataFrame, images: Path) -> None:
                 zorder=3 if own else 2,
                 label=run["solver"],
             )
+        # The first points are those at zero, after no time.
+        starts = [run["seconds"][1] for run in results.of(cell) if len(run["seconds"]) > 1]
+        ax.set_xlim(left=min(starts) / 2)
         ax.axhline(TARGET, color="0.8", linewidth=1, zorder=1)
         ax.set(xscale="log", yscale="log", ylim=(5e-7, 3), title=cell)
         ax.title.set_fontsize(9)
         ax.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("seconds")
     figure.supylabel("relative suboptimality")
-    handles = {}
+    handles: dict[str, Any] = {}
     for ax in axes.flat:
         handles |= {
             label: line for line, label in zip(*ax.get_legend_handles_labels(), strict=True)
         }
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=3, fontsize=8)
+    figure.legend(
+        list(handles.values()), list(handles), loc="outside upper center", ncols=3, fontsize=8
+    )
     figure.savefig(images / "speed_suboptimality.png", dpi=120)
     plt.close(figure)
 
     shown = found.dropna(subset=["best ratio"]).sort_values("best ratio")
-    if shown.empty:
-        return
     figure, ax = plt.subplots(figsize=(8, 1.5 + 0.17 * len(shown)), layout="constrained")
     for y, (_, row) in enumerate(shown.iterrows()):
-        for name, colour in (("baseline", "#0072B2"), ("best", "#D55E00")):
-            bound = not (row["ours reached"] and row[f"{name} reached"])
-            ax.plot(row[f"{name} ratio"], y, ">" if bound else "o", color=colour, markersize=4)
+        for name, colour, size in (("baseline", "#0072B2", 7), ("best", "#D55E00", 4)):
+            marker = "o" if row[f"{name} reached"] else ">"
+            marker = marker if row["ours reached"] else "<"
+            ax.plot(row[f"{name} ratio"], y, marker, color=colour, markersize=size)
     ax.axvline(1, color="0.5", linewidth=1)
     ax.set(xscale="log", xlabel="time of the rival in units of MR2Classifier's")
     ax.set_yticks(range(len(shown)), shown["cell"], fontsize=7)
     for label, colour in (("LogisticRegression lbfgs", "#0072B2"), ("best rival", "#D55E00")):
         ax.plot([], [], "o", color=colour, label=label)
-    ax.plot([], [], ">", color="0.4", label="a bound: not solved within the limit")
+    ax.plot([], [], ">", color="0.4", label="a bound: one was not solved")
     figure.legend(loc="outside upper center", ncols=3, fontsize=8)
     ax.spines[["top", "right"]].set_visible(False)
     figure.savefig(images / "speed_ratio.png", dpi=120)

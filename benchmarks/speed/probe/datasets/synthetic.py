@@ -30,7 +30,7 @@ class Dataset(BaseDataset):
             if n >= 10 * K
         ],
         "decay": [0.7],
-        "accuracy": [0.85],
+        "accuracy": [0.75],
         "seed": [0],
     }
     test_config = {"n_samples": 200, "n_features": 10, "n_classes": 3}
