@@ -3,10 +3,11 @@
 from ._version import __version__
 from .metrics import NeuronSparsity, PerClassDisparityScorer
 from .mirror import MirrorFlowClassifier
-from .mr2 import MR2Classifier
+from .mr2 import MR2Classifier, MR2ClassifierCV
 
 __all__ = [
     "MR2Classifier",
+    "MR2ClassifierCV",
     "MirrorFlowClassifier",
     "NeuronSparsity",
     "PerClassDisparityScorer",

@@ -5,7 +5,7 @@ import torch
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
-from sklearn_mr2 import MirrorFlowClassifier, MR2Classifier
+from sklearn_mr2 import MirrorFlowClassifier, MR2Classifier, MR2ClassifierCV
 from sklearn_mr2.mirror import HyperbolicEntropy
 
 ESTIMATORS = [
@@ -44,4 +44,10 @@ ESTIMATORS = [
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @parametrize_with_checks(ESTIMATORS)
 def test_sklearn_compatible(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@parametrize_with_checks([MR2ClassifierCV(Cs=[0.1, 1.0], cv=2)])
+def test_search_is_sklearn_compatible(estimator, check):
     check(estimator)

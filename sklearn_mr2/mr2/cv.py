@@ -1,0 +1,287 @@
+"""A search for the strength of the penalty that warm-starts along the path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from numbers import Integral
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import rankdata
+from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, _fit_context, clone
+from sklearn.metrics import check_scoring
+from sklearn.model_selection import check_cv
+from sklearn.utils import _safe_indexing, indexable
+from sklearn.utils._param_validation import Interval
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.parallel import Parallel, delayed
+from sklearn.utils.validation import (
+    _check_feature_names,
+    _check_sample_weight,
+    check_is_fitted,
+    validate_data,
+)
+
+from .classifier import MR2Classifier
+
+
+class MR2ClassifierCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
+    """MR2Classifier with `C` chosen by cross-validation, as LogisticRegressionCV does.
+
+    On each fold a linear probe goes from the strongest penalty to the weakest, each time starting
+    from the last solution; a grid search starts every fit from zero. Scores are those of a grid
+    search, up to the tolerance of the fits. Networks, for which the start matters, are trained
+    from the beginning each time.
+
+    Parameters
+    ----------
+    estimator : MR2Classifier, optional
+        What to search `C` for; a default MR2Classifier if None. It is cloned, never changed.
+    Cs : int or array-like of float, default=10
+        Values of `C`, or the number of values on a logarithmic scale from 1e-4 to 1e4.
+    cv : int, splitter or iterable of splits, optional
+        Folds; 5 stratified ones by default.
+    scoring : str, callable, list or dict, optional
+        One or several scorers, as for :class:`~sklearn.model_selection.GridSearchCV`; accuracy by
+        default.
+    refit : bool, str or callable, default=True
+        How to choose: True takes the best score of a single scorer; with several, the name of the
+        one that counts; or a function of `cv_results_` that returns the index, such as
+        :class:`~sklearn_mr2.metrics.BestWithinTolerance`. Of equal scores the strongest penalty
+        is taken.
+    n_jobs : int, optional
+        Folds fitted at the same time.
+
+    Attributes
+    ----------
+    C_ : float
+        The chosen value.
+    Cs_ : ndarray of shape (n_Cs,)
+        The values searched, in ascending order.
+    cv_results_ : dict
+        ``params``, ``param_C`` and, for each scorer, ``split*_test_*``, ``mean_test_*``,
+        ``std_test_*`` and ``rank_test_*``, as those of GridSearchCV.
+    best_index_ : int
+        Where `C_` stands in `Cs_`.
+    best_estimator_ : MR2Classifier
+        Fitted to all the data with `C_`.
+    classes_ : ndarray of shape (n_classes,)
+        Class labels.
+    coef_ : ndarray of shape (n_classes, n_features)
+        Weights of `best_estimator_`, if its head is linear.
+    intercept_ : ndarray of shape (n_classes,)
+        Its intercepts.
+    margins_ : ndarray of shape (n_classes,)
+        Its margins.
+    n_features_in_ : int
+        Number of features seen in :meth:`fit`.
+    feature_names_in_ : ndarray of shape (n_features,)
+        Their names, if `X` has names that are all strings.
+
+    See Also
+    --------
+    sklearn.linear_model.LogisticRegressionCV : The same without margins.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from sklearn_mr2 import MR2ClassifierCV
+    >>> X, y = load_digits(return_X_y=True)
+    >>> search = MR2ClassifierCV(Cs=[1e-4, 1e-2, 1.0], cv=3).fit(X / 16, y)
+    >>> search.C_
+    1.0
+    """
+
+    _parameter_constraints: dict = {
+        "estimator": [MR2Classifier, None],
+        "Cs": [Interval(Integral, 1, None, closed="left"), "array-like"],
+        "cv": ["cv_object"],
+        "scoring": [str, callable, list, tuple, dict, None],
+        "refit": ["boolean", str, callable],
+        "n_jobs": [Integral, None],
+    }
+
+    def __init__(
+        self,
+        estimator: MR2Classifier | None = None,
+        *,
+        Cs: int | ArrayLike = 10,
+        cv: Any = None,
+        scoring: Any = None,
+        refit: bool | str | Callable[[Mapping[str, Any]], int] = True,
+        n_jobs: int | None = None,
+    ) -> None:
+        self.estimator = estimator
+        self.Cs = Cs
+        self.cv = cv
+        self.scoring = scoring
+        self.refit = refit
+        self.n_jobs = n_jobs
+
+    @_fit_context(prefer_skip_nested_validation=False)
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Choose `C` and fit with it.
+
+        Parameters
+        ----------
+        X : array-like, data frame or tensor of shape (n_samples, n_features)
+            Training data.
+        y : array-like of shape (n_samples,)
+            Class labels.
+        sample_weight : array-like of shape (n_samples,), optional
+            Non-negative weights, for the fits and for the scores.
+
+        Returns
+        -------
+        self
+            The fitted estimator.
+
+        Raises
+        ------
+        ValueError
+            If `Cs` are not positive, `refit` does not fit `scoring`, or the data are not what
+            MR2Classifier takes.
+        """
+        template = MR2Classifier() if self.estimator is None else self.estimator
+        self.Cs_ = self._check_Cs()
+        X, y = indexable(X, y)
+        validate_data(self, X, reset=True, skip_check_array=True)
+        if y is None:
+            raise ValueError("MR2ClassifierCV requires y to be passed, but the target y is None.")
+        check_classification_targets(y)
+        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X)
+        scorer = check_scoring(template, self.scoring)
+        if self.refit is False or (
+            self.refit is True and isinstance(self.scoring, list | tuple | dict)
+        ):
+            raise ValueError(
+                "refit must name the score to choose C by, or be a function of cv_results_ such as "
+                f"BestWithinTolerance, when scoring has several; got refit={self.refit!r}."
+            )
+        folds = list(check_cv(self.cv, y, classifier=True).split(X, y))
+        paths = Parallel(n_jobs=self.n_jobs)(
+            delayed(_score_path)(clone(template), X, y, weight, train, test, self.Cs_, scorer)
+            for train, test in folds
+        )
+        self.cv_results_ = _results(self.Cs_, paths)
+        self.best_index_ = self._choose()
+        self.C_ = float(self.Cs_[self.best_index_])
+        self.best_estimator_ = clone(template).set_params(C=self.C_).fit(X, y, weight)
+        return self
+
+    def _check_Cs(self) -> NDArray:
+        if isinstance(self.Cs, Integral):
+            return np.logspace(-4, 4, int(self.Cs))
+        Cs = np.unique(np.asarray(self.Cs, dtype=float))
+        if not len(Cs) or not (np.isfinite(Cs) & (Cs > 0)).all():
+            raise ValueError(
+                f"Cs must be positive finite numbers, or how many to try, got {self.Cs!r}."
+            )
+        return Cs
+
+    def _choose(self) -> int:
+        if callable(self.refit):
+            return int(self.refit(self.cv_results_))
+        name = "score" if self.refit is True else self.refit
+        ranks = self.cv_results_.get(f"rank_test_{name}")
+        if ranks is None:
+            known = [k.removeprefix("rank_test_") for k in self.cv_results_ if k[:5] == "rank_"]
+            raise ValueError(f"refit={name!r} is none of the scores, which are {known}.")
+        return int(ranks.argmin())
+
+    # ------------------------------------------------------------------ the chosen model
+
+    def _best(self, X: Any) -> MR2Classifier:
+        check_is_fitted(self)
+        _check_feature_names(self, X, reset=False)
+        return self.best_estimator_
+
+    def predict(self, X: Any) -> NDArray:
+        """Predict the most probable class, shape (n_samples,)."""
+        return self._best(X).predict(X)
+
+    def predict_proba(self, X: Any) -> NDArray:
+        """Compute class probabilities, shape (n_samples, n_classes)."""
+        return self._best(X).predict_proba(X)
+
+    def predict_log_proba(self, X: Any) -> NDArray:
+        """Compute logarithms of class probabilities, shape (n_samples, n_classes)."""
+        return self._best(X).predict_log_proba(X)
+
+    def decision_function(self, X: Any) -> NDArray:
+        """Compute the logits; with two classes the difference of the second and the first."""
+        return self._best(X).decision_function(X)
+
+    @property
+    def classes_(self) -> NDArray:
+        """Class labels."""
+        return self.best_estimator_.classes_
+
+    @property
+    def coef_(self) -> NDArray:
+        """Weights of a linear head."""
+        return self.best_estimator_.coef_
+
+    @property
+    def intercept_(self) -> NDArray:
+        """Intercepts of a linear head."""
+        return self.best_estimator_.intercept_
+
+    @property
+    def margins_(self) -> NDArray:
+        """Margin of each class."""
+        return self.best_estimator_.margins_
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "best_estimator_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        template = MR2Classifier() if self.estimator is None else self.estimator
+        tags.input_tags = template.__sklearn_tags__().input_tags
+        return tags
+
+
+def _score_path(
+    model: MR2Classifier,
+    X: Any,
+    y: Any,
+    weight: NDArray | None,
+    train: NDArray,
+    test: NDArray,
+    Cs: NDArray,
+    scorer: Callable[..., Any],
+) -> list[dict[str, float]]:
+    """Scores on the test part of one fold, for each of ascending `Cs`."""
+    (X_train, y_train), (X_test, y_test) = (
+        (_safe_indexing(X, rows), _safe_indexing(y, rows)) for rows in (train, test)
+    )
+    fit_weight = None if weight is None else weight[train]
+    test_weight = {} if weight is None else {"sample_weight": weight[test]}
+    # A network would go on training where it stopped; the optimum of a probe has no memory.
+    model.set_params(warm_start=model._full_batch(by_parts=False))
+    scores = []
+    for C in Cs:
+        model.set_params(C=float(C)).fit(X_train, y_train, fit_weight)
+        score = scorer(model, X_test, y_test, **test_weight)
+        scores.append(score if isinstance(score, dict) else {"score": score})
+    return scores
+
+
+def _results(Cs: NDArray, paths: list[list[dict[str, float]]]) -> dict[str, Any]:
+    """Bring scores into the form of GridSearchCV's ``cv_results_``."""
+    results: dict[str, Any] = {
+        "param_C": np.ma.array(Cs, dtype=object),
+        "params": [{"C": float(C)} for C in Cs],
+    }
+    for name in paths[0][0]:
+        table = np.array([[scores[name] for scores in path] for path in paths], dtype=float)
+        for i, row in enumerate(table):
+            results[f"split{i}_test_{name}"] = row
+        mean = table.mean(0)
+        results[f"mean_test_{name}"], results[f"std_test_{name}"] = mean, table.std(0)
+        # Means of equal numbers may differ in their last bits; NaN comes last.
+        rounded = np.round(np.nan_to_num(mean, nan=-np.inf), 12)
+        results[f"rank_test_{name}"] = rankdata(-rounded, method="min").astype(np.int32)
+    return results

@@ -1,0 +1,110 @@
+"""The search for C against cold fits, a grid search and LogisticRegressionCV."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegressionCV
+from sklearn.model_selection import GridSearchCV, StratifiedKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import nn
+
+from sklearn_mr2 import MR2Classifier, MR2ClassifierCV
+from sklearn_mr2.metrics import BestWithinTolerance, PerClassDisparityScorer
+
+CS = [1e-4, 1e-3, 1e-2, 1e-1]
+
+
+@pytest.fixture(scope="module")
+def data():
+    X, y = load_digits(return_X_y=True)
+    return X[:900] / 16, y[:900]
+
+
+@pytest.fixture(scope="module")
+def folds():
+    return StratifiedKFold(3, shuffle=True, random_state=0)
+
+
+@pytest.mark.parametrize("scoring", ["neg_log_loss", None])
+def test_scores_are_those_of_a_grid_search(data, folds, scoring):
+    template = MR2Classifier(tol=1e-9)
+    search = MR2ClassifierCV(template, Cs=CS[::-1], cv=folds, scoring=scoring).fit(*data)
+    grid = GridSearchCV(template, {"C": CS}, cv=folds, scoring=scoring).fit(*data)
+    np.testing.assert_array_equal(search.Cs_, CS)
+    assert grid.best_params_["C"] == search.C_
+    assert search.cv_results_["params"] == grid.cv_results_["params"]
+    for key in [k for k in grid.cv_results_ if "_test_" in k]:
+        np.testing.assert_allclose(search.cv_results_[key], grid.cv_results_[key], rtol=1e-4)
+    np.testing.assert_allclose(search.coef_, grid.best_estimator_.coef_, atol=1e-6)
+    np.testing.assert_array_equal(search.predict(data[0]), grid.predict(data[0]))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # about defaults that differ by version
+def test_without_margins_it_is_logistic_regression_cv(data, folds):
+    X, y = data
+    template = MR2Classifier(margin_statistic=None, tol=1e-10)
+    search = MR2ClassifierCV(template, Cs=CS, cv=folds).fit(X, y)
+    plain = LogisticRegressionCV(Cs=CS, cv=folds, tol=1e-8, max_iter=5000).fit(X, y)
+    assert (search.C_ == plain.C_).all()
+    np.testing.assert_allclose(search.predict_proba(X), plain.predict_proba(X), atol=1e-4)
+
+
+def test_choice_by_disparity(data, folds):
+    scoring = {"accuracy": "accuracy", "worst": PerClassDisparityScorer(summary="worst")}
+    rule = BestWithinTolerance("mean_test_worst", tolerance=0.01)
+    search = MR2ClassifierCV(Cs=CS, cv=folds, scoring=scoring, refit=rule).fit(*data)
+    assert search.best_index_ == rule(search.cv_results_)
+    assert search.C_ == search.best_estimator_.C == CS[search.best_index_]
+    named = MR2ClassifierCV(Cs=CS, cv=folds, scoring=scoring, refit="worst").fit(*data)
+    assert named.best_index_ == named.cv_results_["mean_test_worst"].argmax()
+
+
+def test_sample_weights_reach_fits_and_scores(data, folds):
+    """A class of next to no weight decides nothing."""
+    X, y = data
+    weight = np.where(y == 8, 1e-9, 1.0)
+    search = MR2ClassifierCV(Cs=CS, cv=folds).fit(X, y, weight)
+    model, (train, test) = clone(search.best_estimator_), next(iter(folds.split(X, y)))
+    model.fit(X[train], y[train], weight[train])
+    expected = np.average(model.predict(X[test]) == y[test], weights=weight[test])
+    assert search.cv_results_["split0_test_score"][search.best_index_] == pytest.approx(expected)
+    assert expected > model.score(X[test], y[test]) + 0.05
+
+
+def test_networks_start_afresh(data, folds):
+    """Training on from the last C would make scores depend on the order."""
+    X, y = data[0][:200], data[1][:200]
+    template = MR2Classifier(nn.Linear(64, 8), max_epochs=2, random_state=0)
+    search = MR2ClassifierCV(template, Cs=[0.1, 10.0], cv=folds, scoring="neg_log_loss").fit(X, y)
+    alone = MR2ClassifierCV(template, Cs=[10.0], cv=folds, scoring="neg_log_loss").fit(X, y)
+    assert search.cv_results_["mean_test_score"][1] == alone.cv_results_["mean_test_score"][0]
+
+
+def test_pipeline_frames_and_template(data):
+    X, y = pd.DataFrame(data[0]).add_prefix("pixel"), pd.Series(data[1]).map("class {}".format)
+    template = MR2Classifier(margin_statistic="dispersion")
+    search = MR2ClassifierCV(template, Cs=2, cv=2)
+    search.fit(X, y)
+    assert list(search.feature_names_in_) == list(X.columns)
+    assert search.score(X, y) > 0.9
+    assert template.C == 1.0
+    assert not hasattr(template, "coef_")
+    make_pipeline(StandardScaler(), clone(search)).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"Cs": [0.1, -1.0]}, "Cs must be positive"),
+        ({"Cs": []}, "Cs must be positive"),
+        ({"refit": False}, "refit must name"),
+        ({"scoring": ["accuracy", "neg_log_loss"]}, "refit must name"),
+        ({"scoring": ["accuracy", "neg_log_loss"], "refit": "worst"}, "none of the scores"),
+    ],
+)
+def test_bad_parameters(data, params, message):
+    with pytest.raises(ValueError, match=message):
+        MR2ClassifierCV(**{"Cs": [0.1], "cv": 2, **params}).fit(data[0][:100], data[1][:100])
