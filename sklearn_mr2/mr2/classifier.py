@@ -30,8 +30,8 @@ from .modules import MLP, HeadedModule, n_features_of
 from .probe import GramPreconditioner, PreconditionedLBFGS, Solve
 from .statistics import ClassMoments, class_margins, class_moments
 
-#: Samples that the probe's preconditioner is made of, for each feature and at least. At the start
-#: few will do, and problems that are easy are solved before the next one.
+#: Samples that the probe's preconditioner is made of, for each feature and at least. At weights of
+#: zero all have the same curvature and few will do; easy problems are solved before the next one.
 _FIRST_ROWS, _LATER_ROWS = (2, 1024), (8, 4096)
 
 
@@ -746,7 +746,7 @@ def _probe_preconditioner(
 ) -> Solve:
     """Preconditioner from the curvature of the loss at the net's current parameters."""
     n, n_features = data.X.shape
-    factor, least = _LATER_ROWS if len(net.history) > 1 else _FIRST_ROWS
+    factor, least = _LATER_ROWS if net.module_.head.weight.any() else _FIRST_ROWS
     n_rows = max(factor * n_features, least)
     rows: Tensor | slice = slice(None)
     if n > n_rows:

@@ -31,8 +31,8 @@ class MR2ClassifierCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
 
     On each fold a linear probe goes from the strongest penalty to the weakest, each time starting
     from the last solution; a grid search starts every fit from zero. Scores are those of a grid
-    search, up to the tolerance of the fits. Networks, for which the start matters, are trained
-    from the beginning each time.
+    search, up to the tolerance of the fits, in somewhat fewer iterations. Networks, for which the
+    start matters, are trained from the beginning each time.
 
     Parameters
     ----------
