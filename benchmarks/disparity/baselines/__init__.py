@@ -1,0 +1,1 @@
+"""Published methods against class disparity that MR2 is compared with."""

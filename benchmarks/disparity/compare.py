@@ -1,0 +1,230 @@
+"""Compare MR2, variants of it and other methods against class disparity.
+
+    python benchmarks/disparity/compare.py --cache CACHE_FOLDER
+
+trains what is missing in ``results/comparison.jsonl``, a line for each task, method and seed, and
+rebuilds the tables of ``docs/benchmarks/disparity.md`` and its plots. The folder holds the files
+that the scripts of ``benchmarks/data`` write; the environment variable DISPARITY_CACHE names it as
+well.
+
+In a cell everything is chosen on the training set alone. Each candidate is fitted on all but one of
+its inner folds and judged on that one. Chosen is the candidate with the best mean recall on the
+hardest third of the classes among those whose accuracy is at most 0.2 points below that of
+well-tuned cross-entropy; if there are none, the most accurate. The hardest third is that of
+cross-entropy on the same folds. Only the chosen candidate is fitted to the whole training set, and
+judged on the test set.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from learners import LEARNERS, Learner, recalls
+from methods import TOLERANCE, Method, methods_for
+from numpy.typing import NDArray
+from report import write_report
+from tasks import TASKS, Split, Task
+
+from sklearn_mr2.metrics.disparity import third_size
+
+ROOT = Path(__file__).parents[2]
+BASELINE = "cross-entropy"
+# Seeds of the runs that say which classes are the hardest third, which no comparison uses.
+REFERENCE_SEEDS = (900, 901, 902)
+
+
+class Validation(NamedTuple):
+    """What is known of a candidate before the test."""
+
+    accuracy: float
+    recalls: NDArray
+
+
+def validate(learner: Learner, method: Method, candidate: dict[str, Any]) -> Validation:
+    """Judge a candidate on the inner folds."""
+    logits = np.empty((len(learner.y), learner.n_classes))
+    for part, rows in learner.inner:
+        logits[rows] = method.fit(part, **candidate)(learner.X[rows])
+    return Validation(float(np.mean(logits.argmax(1) == learner.y)), recalls(logits, learner.y))
+
+
+def choose(validations: list[Validation], least_accuracy: float, hard: NDArray) -> int:
+    """Index of the candidate that is best on the hard classes among those accurate enough."""
+    accuracy = np.array([v.accuracy for v in validations])
+    gain = np.array([v.recalls[hard].mean() for v in validations])
+    enough = accuracy >= least_accuracy - 1e-12
+    if not enough.any():
+        return int(np.argmax(accuracy))
+    return int(np.argmax(np.where(enough, gain, -np.inf)))
+
+
+class Results:
+    """The finished cells, in a file that grows by a line with each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+        if path.exists():
+            self.rows = [json.loads(line) for line in path.read_text().splitlines()]
+
+    def find(self, task: str, method: str, seed: int) -> dict[str, Any] | None:
+        """The cell, if it is finished."""
+        wanted = (task, method, seed)
+        return next((r for r in self.rows if (r["task"], r["method"], r["seed"]) == wanted), None)
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+class TrainingRun:
+    """One draw of a task: the split, and learners that all methods share."""
+
+    def __init__(self, task: Task, split: Split, seed: int) -> None:
+        self.task, self.split, self.seed = task, split, seed
+        self.n_classes = int(split.y_train.max()) + 1
+        self._learners: dict[int, Learner] = {}
+
+    def learner(self, seed_offset: int) -> Learner:
+        if seed_offset not in self._learners:
+            self._learners[seed_offset] = LEARNERS[self.task.model](
+                self.task,
+                self.split.X_train,
+                self.split.y_train,
+                self.n_classes,
+                self.seed + seed_offset,
+            )
+        return self._learners[seed_offset]
+
+    def cell(self, method: Method, baseline: dict[str, Any] | None) -> dict[str, Any]:
+        """Tune, fit and judge a method."""
+        start = time.process_time()
+        learner = self.learner(method.seed_offset)
+        learner.set_strength(1.0)
+        if baseline is None:
+            candidates = [{"factor": strength} for strength in self.task.strengths]
+            validations = [validate(learner, method, candidate) for candidate in candidates]
+            # Cross-entropy is the reference: its most accurate strength.
+            index = int(np.argmax([v.accuracy for v in validations]))
+        else:
+            learner.set_strength(baseline["chosen"]["factor"])
+            candidates = method.candidates(self.task.model)
+            validations = [validate(learner, method, candidate) for candidate in candidates]
+            hard = np.argsort(baseline["validation_recalls"], kind="stable")[
+                : third_size(self.n_classes)
+            ]
+            index = choose(validations, baseline["validation_accuracy"] - TOLERANCE, hard)
+        tuned = time.process_time()
+        predict = method.fit(learner, **candidates[index])
+        fitted = time.process_time()
+        logits = predict(self.split.X_test)
+        return {
+            "task": self.task.name,
+            "method": method.name,
+            "group": method.group,
+            "seed": self.seed,
+            "chosen": candidates[index],
+            "validation_accuracy": validations[index].accuracy,
+            "validation_recalls": validations[index].recalls.tolist(),
+            "candidates": [[c, v.accuracy] for c, v in zip(candidates, validations, strict=True)],
+            "accuracy": float(np.mean(logits.argmax(1) == self.split.y_test)),
+            "recalls": recalls(logits, self.split.y_test).tolist(),
+            "tuning_seconds": round(tuned - start, 3),
+            "fit_seconds": round(fitted - tuned, 3),
+        }
+
+
+def run(results: Results, tasks: Iterable[Task], cache: Path, args: argparse.Namespace) -> None:
+    """Train whatever is missing."""
+    for seed_index in range(max(task.seeds for task in tasks)):
+        for task in tasks:
+            n_seeds = min(task.seeds, args.seeds or task.seeds)
+            seeds = [seed_index] if seed_index < n_seeds else []
+            if seed_index == 0:
+                seeds = [*REFERENCE_SEEDS, *seeds]
+            for seed in seeds:
+                run_seed(results, task, cache, seed, args.methods)
+
+
+def run_seed(results: Results, task: Task, cache: Path, seed: int, only: list[str] | None) -> None:
+    """All missing cells of one draw; of the reference seeds cross-entropy alone."""
+    methods = methods_for(task.model)
+    if seed in REFERENCE_SEEDS:
+        methods = methods[:1]
+    missing = [
+        method
+        for method in methods
+        if (only is None or method.name in (*only, BASELINE))
+        and results.find(task.name, method.name, seed) is None
+    ]
+    if not missing:
+        return
+    training_run = TrainingRun(task, task.split(cache, seed), seed)
+    for method in missing:
+        is_baseline = method.name.startswith(BASELINE)
+        baseline = None if is_baseline else results.find(task.name, BASELINE, seed)
+        row = training_run.cell(method, baseline)
+        results.add(row)
+        print(
+            f"{task.name:15s} seed {seed:3d} {method.name:40s} {100 * row['accuracy']:.2f} "
+            f"{row['chosen']} {row['tuning_seconds'] + row['fit_seconds']:.0f} s",
+            flush=True,
+        )
+
+
+def check_configuration(path: Path, fresh: bool) -> None:
+    """Write down versions and tasks, or stop if they are not those of the results."""
+    packages = ["numpy", "scikit-learn", "scipy", "sklearn-mr2", "torch"]
+    now = {
+        "tasks": {task.name: task.settings() for task in TASKS.values()},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in packages},
+        },
+    }
+    now = json.loads(json.dumps(now))
+    if fresh:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(now, indent=2) + "\n")
+        return
+    before = json.loads(path.read_text())
+    changed = [n for n, s in before["tasks"].items() if now["tasks"].get(n) != s]
+    if changed or before["versions"] != now["versions"]:
+        sys.exit(f"The results were made with other settings or versions, see {path}: {changed}.")
+    path.write_text(json.dumps(now, indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cache", type=Path, default=os.environ.get("DISPARITY_CACHE"))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--methods", nargs="+", help="train these only, and cross-entropy")
+    parser.add_argument("--seeds", type=int, help="at most so many of each task")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs")
+    args = parser.parse_args()
+    results = Results(args.results / "comparison.jsonl")
+    if args.cache is not None:
+        torch.set_num_threads(1)
+        check_configuration(args.results / "comparison.json", fresh=not results.rows)
+        run(results, [TASKS[name] for name in args.tasks], Path(args.cache), args)
+    elif not results.rows:
+        parser.error("--cache is needed to train; without it tables are rebuilt from results")
+    write_report(results.rows, REFERENCE_SEEDS, args.docs)
+
+
+if __name__ == "__main__":
+    main()
