@@ -32,6 +32,7 @@ from learners import LEARNERS, Learner, recalls
 from methods import TOLERANCE, Method, methods_for
 from numpy.typing import NDArray
 from report import write_report
+from rules import WithOffsets
 from tasks import TASKS, Split, Task
 
 from sklearn_mr2.metrics.disparity import third_size
@@ -51,6 +52,9 @@ class Validation(NamedTuple):
 
 def validate(learner: Learner, method: Method, candidate: dict[str, Any]) -> Validation:
     """Judge a candidate on the inner folds."""
+    if isinstance(method.fit, WithOffsets):
+        logits = method.fit.out_of_fold(learner, **candidate)
+        return Validation(float(np.mean(logits.argmax(1) == learner.y)), recalls(logits, learner.y))
     logits = np.empty((len(learner.y), learner.n_classes))
     for part, rows in learner.inner:
         logits[rows] = method.fit(part, **candidate)(learner.X[rows])

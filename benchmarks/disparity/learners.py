@@ -136,6 +136,9 @@ class _AnyLossClassifier(MR2Classifier):
     def _loss(self, module: Any, data: Any) -> Any:
         return self._other_loss
 
+    def _after_training(self, data: Any, valid: Any) -> None:
+        pass  # what is reported of margins is not there under other losses
+
 
 class NetworkLearner(Learner):
     """Multilayer perceptrons, trained by the package's classifier; the penalty is weight decay."""

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from rules import (
     TOLERANCE,
     FixedMargins,
-    error_margins,
+    WithOffsets,
+    choose_offsets,
     hardest,
     searched_margins,
     two_rounds,
     with_error_margins,
-    with_offsets,
 )
 from torch import nn
 
@@ -85,18 +85,6 @@ def error_weights(learner: Learner, power: float, factor: float) -> Predictor:
     weight = np.maximum(learner.class_error, 1e-3) ** power
     weight = weight[learner.y]
     return learner.fit(L.CrossEntropy(), factor, weight / weight.mean())
-
-
-def post_hoc_offsets(learner: Learner, give_up: float, factor: float) -> Predictor:
-    """One offset a class, fitted to out-of-fold logits of cross-entropy."""
-    logits = learner.out_of_fold(
-        ("margins", 0.0, 0.0, factor), lambda part: part.fit(L.CrossEntropy(), factor)
-    )
-    floor = np.mean(learner.reference.argmax(1) == learner.y) - give_up
-    hard = hardest(learner.class_error) > 0
-    offsets = offsets_for_hard_classes(logits, learner.y, hard, floor)
-    predict = learner.fit(L.CrossEntropy(), factor)
-    return lambda X: predict(X) + offsets
 
 
 def margins_of(learner: Learner, statistic: str, mode: str, margin: float) -> NDArray:
@@ -170,20 +158,20 @@ METHODS = [
     Method(
         "uniform margin + membership offsets",
         "better rule",
-        with_offsets,
-        grid("base", BASES, kind="membership"),
+        WithOffsets(choose_offsets),
+        grid("base", BASES, kind="membership", give_up=0.0),
     ),
     Method(
         "uniform margin + error offsets",
         "better rule",
-        with_offsets,
-        grid("base", BASES, kind="error"),
+        WithOffsets(choose_offsets),
+        grid("base", BASES, kind="error", give_up=0.0),
     ),
     Method(
         "error margin + membership offsets",
         "better rule",
-        with_offsets,
-        tuple({**s, "kind": "membership"} for s in MIXED),
+        WithOffsets(choose_offsets),
+        tuple({**s, "kind": "membership", "give_up": 0.0} for s in MIXED),
     ),
     Method("base + error margin", "better rule", with_error_margins, MIXED),
     Method(
@@ -197,8 +185,8 @@ METHODS = [
     Method(
         "membership offsets",
         "better rule",
-        with_offsets,
-        grid("tolerance", (0.0, 0.001, 0.002, 0.003, 0.005, 0.01), kind="membership"),
+        WithOffsets(choose_offsets),
+        grid("give_up", (0.0, 0.001, 0.002, 0.003, 0.005, 0.01), kind="membership"),
     ),
     Method("MR2 (paper)", "MR2", mr2, grid("margin", TEMPERATURES), ("probe",)),
     Method(
@@ -255,7 +243,7 @@ METHODS = [
     Method(
         "post-hoc offsets",
         "other methods",
-        post_hoc_offsets,
+        WithOffsets(offsets_for_hard_classes),
         grid("give_up", (0.0, 0.001, 0.002, 0.003, 0.005, 0.01)),
     ),
     Method(
@@ -354,4 +342,4 @@ def methods_for(model: str) -> list[Method]:
     return [method for method in METHODS if model in method.models]
 
 
-__all__ = ["METHODS", "TOLERANCE", "Method", "error_margins", "methods_for"]
+__all__ = ["METHODS", "TOLERANCE", "Method", "methods_for"]

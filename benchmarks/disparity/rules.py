@@ -54,11 +54,6 @@ def shrunk(error: NDArray, size: NDArray) -> NDArray:
     return mean + keep * (error - mean)
 
 
-def margin_fit(margins: Callable[[Learner], NDArray], factor: float) -> Any:
-    """A fit with margins that may depend on the learner."""
-    return lambda learner: learner.fit(FixedMargins(margins(learner)), factor)
-
-
 def error_margins(learner: Learner, base: float, strength: float, shrink: bool = False) -> NDArray:
     """``base + strength * e_k / mean(e)``."""
     error = learner.class_error
@@ -70,7 +65,7 @@ def error_margins(learner: Learner, base: float, strength: float, shrink: bool =
 def with_error_margins(
     learner: Learner, base: float, strength: float, factor: float, shrink: bool = False
 ) -> Predictor:
-    """Margins proportional to the class error plus a base."""
+    """Margins proportional to the class error, plus a base."""
     return learner.fit(FixedMargins(error_margins(learner, base, strength, shrink)), factor)
 
 
@@ -124,7 +119,8 @@ def membership(error: NDArray, size: NDArray, n_draws: int = 2000) -> NDArray:
     a = size * error + error.mean() + 1e-3
     b = size * (1 - error) + 1 - error.mean() + 1e-3
     draws = rng.beta(a, b, (n_draws, len(error)))
-    return np.mean([hardest(draw) for draw in draws], axis=0)
+    rank = np.argsort(np.argsort(-draws, axis=1), axis=1)
+    return (rank < third_size(len(error))).mean(axis=0)
 
 
 def temperature(logits: NDArray, y: NDArray) -> float:
@@ -134,48 +130,93 @@ def temperature(logits: NDArray, y: NDArray) -> float:
     return float(np.exp(minimize_scalar(loss, bounds=(-3, 4), method="bounded").x))
 
 
-def class_offsets(learner: Learner, kind: str, multiple: float, scale: float) -> NDArray:
-    """Offsets in units of calibrated log odds, times `scale`.
+def class_offsets(kind: str, multiple: float, error: NDArray, size: NDArray) -> NDArray:
+    """Offsets of calibrated log odds.
 
     "hard" and "membership" are those of the classifier that maximises the sum of accuracy and
     `multiple` times the accuracy on the hard classes, which a class is in for sure or probably.
     "error" is proportional to the class error.
     """
-    error = learner.class_error
     if kind == "error":
-        return scale * multiple * (relative(error) - 1)
-    size = np.bincount(learner.y, minlength=learner.n_classes)
+        return multiple * (relative(error) - 1)
     score = hardest(error) if kind == "hard" else membership(error, size)
-    return scale * np.log1p(multiple * score)
+    return np.log1p(multiple * score)
 
 
-def with_offsets(
-    learner: Learner,
-    kind: str,
-    factor: float,
-    base: float = 0.0,
-    strength: float = 0.0,
-    tolerance: float = 0.0,
-) -> Predictor:
-    """Offsets on top of training with margins, their size chosen out of fold."""
+def choose_offsets(
+    logits: NDArray, reference: NDArray, y: NDArray, kind: str, give_up: float
+) -> NDArray:
+    """Offsets of the size that lifts the hardest third most on these samples.
 
-    def fit(part: Learner) -> Predictor:
-        if base == strength == 0:
-            return part.fit(CrossEntropy(), factor)
-        return with_error_margins(part, base, strength, factor)
-
-    y = learner.y
-    # Under the key of plain margins, with which these logits are shared.
-    logits = learner.out_of_fold(("margins", base, strength, factor), fit)
+    The hardest third, and the accuracy that may not be missed by more than `give_up`, are those of
+    the reference logits.
+    """
+    error = class_error(reference, y)
+    size = np.bincount(y, minlength=logits.shape[1])
+    hard = hardest(error) > 0
+    floor = np.mean(reference.argmax(1) == y) - give_up
     scale = temperature(logits, y)
-    hard = hardest(learner.class_error) > 0
-    floor = np.mean(learner.reference.argmax(1) == y) - tolerance
-    best, chosen = -np.inf, np.zeros(learner.n_classes)
+    best, chosen = -np.inf, np.zeros(logits.shape[1])
     for multiple in MULTIPLES:
-        offsets = class_offsets(learner, kind, multiple, scale)
+        offsets = scale * class_offsets(kind, multiple, error, size)
         shifted = logits + offsets
         gain = float(recalls(shifted, y)[hard].mean())
-        if gain > best and (multiple == 0 or np.mean(shifted.argmax(1) == y) >= floor):
+        if gain > best and (multiple == 0 or np.mean(shifted.argmax(1) == y) >= floor - 1e-12):
             best, chosen = gain, offsets
-    predict = fit(learner)
-    return lambda X: predict(X) + chosen
+    return chosen
+
+
+class WithOffsets:
+    """Offsets on top of training with margins.
+
+    Called with a learner it fits. `out_of_fold` gives the logits of each training sample with
+    offsets chosen on the other folds, from the same out-of-fold logits that the fit uses.
+
+    Parameters
+    ----------
+    choose : callable
+        Maps out-of-fold logits, those of cross-entropy, and labels to offsets.
+    """
+
+    def __init__(self, choose: Callable[..., NDArray]) -> None:
+        self.choose = choose
+
+    def __call__(
+        self,
+        learner: Learner,
+        factor: float,
+        base: float = 0.0,
+        strength: float = 0.0,
+        **options: Any,
+    ) -> Predictor:
+        logits = self._logits(learner, factor, base, strength)
+        offsets = self.choose(logits, learner.reference, learner.y, **options)
+        predict = self._fit(learner, factor, base, strength)
+        return lambda X: predict(X) + offsets
+
+    def out_of_fold(
+        self,
+        learner: Learner,
+        factor: float,
+        base: float = 0.0,
+        strength: float = 0.0,
+        **options: Any,
+    ) -> NDArray:
+        logits, y = self._logits(learner, factor, base, strength), learner.y
+        shifted = np.empty_like(logits)
+        for others, rows in learner.folds(learner.task.n_folds):
+            offsets = self.choose(logits[others], learner.reference[others], y[others], **options)
+            shifted[rows] = logits[rows] + offsets
+        return shifted
+
+    @staticmethod
+    def _fit(learner: Learner, factor: float, base: float, strength: float) -> Predictor:
+        if base == strength == 0:
+            return learner.fit(CrossEntropy(), factor)
+        return with_error_margins(learner, base, strength, factor)
+
+    def _logits(self, learner: Learner, factor: float, base: float, strength: float) -> NDArray:
+        return learner.out_of_fold(
+            ("margins", base, strength, factor),
+            lambda part: self._fit(part, factor, base, strength),
+        )

@@ -127,7 +127,7 @@ TASKS = {
         _table("optdigits", 2000, "probe", control=True),
         _table("vowel", 550, "mlp", seeds=10),
         _table("segment", 1155, "mlp", seeds=10),
-        _table("satimage", 3000, "mlp"),
-        _table("letter", 5000, "mlp"),
+        _table("satimage", 3000, "mlp", batch_size=128, max_epochs=20),
+        _table("letter", 5000, "mlp", batch_size=128, max_epochs=20),
     ]
 }

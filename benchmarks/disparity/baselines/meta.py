@@ -6,6 +6,8 @@ from learners import Learner, Predictor, recalls
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from sklearn_mr2.metrics.disparity import third_size
+
 from .losses import CrossEntropy, GeneralisedCrossEntropy
 
 
@@ -38,14 +40,18 @@ def learning_from_failure(learner: Learner, q: float, factor: float = 1.0) -> Pr
 
 
 def offsets_for_hard_classes(
-    logits: NDArray, y: NDArray, hard: NDArray, least_accuracy: float, rounds: int = 3
+    logits: NDArray, reference: NDArray, y: NDArray, give_up: float, rounds: int = 3
 ) -> NDArray:
     """Offsets of the logits that maximise the recall of the hard classes on these samples.
 
     Coordinate ascent over the classes from zero offsets, on a grid in units of the logits' spread,
-    among offsets with at least the given accuracy.
+    among offsets with at least the accuracy of the reference logits minus `give_up`. The hard
+    classes are the third that the reference recognises worst.
     """
     n_classes = logits.shape[1]
+    recall = recalls(reference, y)
+    hard = np.argsort(recall, kind="stable")[: third_size(n_classes)]
+    least_accuracy = np.mean(reference.argmax(1) == y) - give_up
     offsets = np.zeros(n_classes)
     grid = logits.std() * np.linspace(-0.5, 0.5, 21)
 
