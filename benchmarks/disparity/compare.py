@@ -7,12 +7,8 @@ rebuilds the tables of ``docs/benchmarks/disparity.md`` and its plots. The folde
 that the scripts of ``benchmarks/data`` write; the environment variable DISPARITY_CACHE names it as
 well.
 
-In a cell everything is chosen on the training set alone. Each candidate is fitted on all but one of
-its inner folds and judged on that one. Chosen is the candidate with the best mean recall on the
-hardest third of the classes among those whose accuracy is at most 0.2 points below that of
-well-tuned cross-entropy; if there are none, the most accurate. The hardest third is that of
-cross-entropy on the same folds. Only the chosen candidate is fitted to the whole training set, and
-judged on the test set.
+Each candidate of a method is judged on the inner folds of the training set, and, fitted to all of
+it, on the test set. Which of them counts is decided by ``selection.py`` from the inner folds.
 """
 
 import argparse
@@ -24,51 +20,39 @@ import time
 from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from learners import LEARNERS, Learner, recalls
-from methods import TOLERANCE, Method, methods_for
+from methods import Method, methods_for
 from numpy.typing import NDArray
 from report import write_report
 from rules import WithOffsets
+from selection import BASELINE, most_accurate
 from tasks import TASKS, Split, Task
 
-from sklearn_mr2.metrics.disparity import third_size
-
 ROOT = Path(__file__).parents[2]
-BASELINE = "cross-entropy"
 # Seeds of the runs that say which classes are the hardest third, which no comparison uses.
 REFERENCE_SEEDS = (900, 901, 902)
 
 
-class Validation(NamedTuple):
-    """What is known of a candidate before the test."""
+def judge(logits: NDArray, y: NDArray) -> dict[str, Any]:
+    """Accuracy and recall of each class."""
+    return {
+        "accuracy": float(np.mean(logits.argmax(1) == y)),
+        "recalls": recalls(logits, y).tolist(),
+    }
 
-    accuracy: float
-    recalls: NDArray
 
-
-def validate(learner: Learner, method: Method, candidate: dict[str, Any]) -> Validation:
-    """Judge a candidate on the inner folds."""
+def out_of_fold(learner: Learner, method: Method, candidate: dict[str, Any]) -> NDArray:
+    """Logits of the training samples from fits to the other inner folds."""
     if isinstance(method.fit, WithOffsets):
-        logits = method.fit.out_of_fold(learner, **candidate)
-        return Validation(float(np.mean(logits.argmax(1) == learner.y)), recalls(logits, learner.y))
+        return method.fit.out_of_fold(learner, **candidate)
     logits = np.empty((len(learner.y), learner.n_classes))
     for part, rows in learner.inner:
         logits[rows] = method.fit(part, **candidate)(learner.X[rows])
-    return Validation(float(np.mean(logits.argmax(1) == learner.y)), recalls(logits, learner.y))
-
-
-def choose(validations: list[Validation], least_accuracy: float, hard: NDArray) -> int:
-    """Index of the candidate that is best on the hard classes among those accurate enough."""
-    accuracy = np.array([v.accuracy for v in validations])
-    gain = np.array([v.recalls[hard].mean() for v in validations])
-    enough = accuracy >= least_accuracy - 1e-12
-    if not enough.any():
-        return int(np.argmax(accuracy))
-    return int(np.argmax(np.where(enough, gain, -np.inf)))
+    return logits
 
 
 class Results:
@@ -112,40 +96,36 @@ class TrainingRun:
         return self._learners[seed_offset]
 
     def cell(self, method: Method, baseline: dict[str, Any] | None) -> dict[str, Any]:
-        """Tune, fit and judge a method."""
-        start = time.process_time()
+        """Fit and judge all candidates of a method; without a baseline, of cross-entropy."""
         learner = self.learner(method.seed_offset)
-        learner.set_strength(1.0)
         if baseline is None:
+            learner.set_strength(1.0)
             candidates = [{"factor": strength} for strength in self.task.strengths]
-            validations = [validate(learner, method, candidate) for candidate in candidates]
-            # Cross-entropy is the reference: its most accurate strength.
-            index = int(np.argmax([v.accuracy for v in validations]))
         else:
-            learner.set_strength(baseline["chosen"]["factor"])
+            learner.set_strength(most_accurate(baseline)["parameters"]["factor"])
             candidates = method.candidates(self.task.model)
-            validations = [validate(learner, method, candidate) for candidate in candidates]
-            hard = np.argsort(baseline["validation_recalls"], kind="stable")[
-                : third_size(self.n_classes)
-            ]
-            index = choose(validations, baseline["validation_accuracy"] - TOLERANCE, hard)
-        tuned = time.process_time()
-        predict = method.fit(learner, **candidates[index])
-        fitted = time.process_time()
-        logits = predict(self.split.X_test)
+        judged = []
+        for candidate in candidates:
+            start = time.process_time()
+            validation = judge(out_of_fold(learner, method, candidate), learner.y)
+            validated = time.process_time()
+            logits = method.fit(learner, **candidate)(self.split.X_test)
+            fitted = time.process_time()
+            judged.append(
+                {
+                    "parameters": candidate,
+                    "validation": validation,
+                    "test": judge(logits, self.split.y_test),
+                    "validation_seconds": round(validated - start, 3),
+                    "fit_seconds": round(fitted - validated, 3),
+                }
+            )
         return {
             "task": self.task.name,
             "method": method.name,
             "group": method.group,
             "seed": self.seed,
-            "chosen": candidates[index],
-            "validation_accuracy": validations[index].accuracy,
-            "validation_recalls": validations[index].recalls.tolist(),
-            "candidates": [[c, v.accuracy] for c, v in zip(candidates, validations, strict=True)],
-            "accuracy": float(np.mean(logits.argmax(1) == self.split.y_test)),
-            "recalls": recalls(logits, self.split.y_test).tolist(),
-            "tuning_seconds": round(tuned - start, 3),
-            "fit_seconds": round(fitted - tuned, 3),
+            "candidates": judged,
         }
 
 
@@ -180,11 +160,8 @@ def run_seed(results: Results, task: Task, cache: Path, seed: int, only: list[st
         baseline = None if is_baseline else results.find(task.name, BASELINE, seed)
         row = training_run.cell(method, baseline)
         results.add(row)
-        print(
-            f"{task.name:15s} seed {seed:3d} {method.name:40s} {100 * row['accuracy']:.2f} "
-            f"{row['chosen']} {row['tuning_seconds'] + row['fit_seconds']:.0f} s",
-            flush=True,
-        )
+        seconds = sum(c["validation_seconds"] + c["fit_seconds"] for c in row["candidates"])
+        print(f"{task.name:15s} seed {seed:3d} {method.name:40s} {seconds:.0f} s", flush=True)
 
 
 def check_configuration(path: Path, fresh: bool) -> None:

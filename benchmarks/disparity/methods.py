@@ -18,7 +18,6 @@ from baselines.meta import just_train_twice, learning_from_failure, offsets_for_
 from learners import Learner, Predictor
 from numpy.typing import NDArray
 from rules import (
-    TOLERANCE,
     FixedMargins,
     WithOffsets,
     choose_offsets,
@@ -342,4 +341,4 @@ def methods_for(model: str) -> list[Method]:
     return [method for method in METHODS if model in method.models]
 
 
-__all__ = ["METHODS", "TOLERANCE", "Method", "methods_for"]
+__all__ = ["METHODS", "Method", "methods_for"]

@@ -17,12 +17,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "disparity"))
 import compare
 from baselines import losses as L
 from baselines.meta import offsets_for_hard_classes
-from compare import Results, TrainingRun, choose, run_seed
+from compare import Results, TrainingRun, run_seed
 from learners import ProbeLearner
 from linear import LinearProbes
 from methods import METHODS, mr2
 from report import mean_interval, measures, write_report
 from rules import choose_offsets, hardest, membership, temperature
+from selection import BASELINE, choose, most_accurate
 from tasks import Split, Task, standardise
 
 
@@ -155,15 +156,30 @@ def test_offsets_lift_the_hard_class_within_what_may_be_given_up(choose_them):
     assert gains[1] > 0.02
 
 
-def test_choice_needs_accuracy_first():
-    class V:
-        def __init__(self, accuracy, hard):
-            self.accuracy, self.recalls = accuracy, np.array([hard, 1.0])
+def cell(method, *candidates, seed=0):
+    """A cell of candidates with the given accuracies and recalls of the hard class."""
+    judged = [{"accuracy": a, "recalls": [1.0, hard, 1.0]} for a, hard in candidates]
+    return {
+        "task": "t",
+        "method": method,
+        "group": "g",
+        "seed": seed,
+        "candidates": [{"validation": j, "test": j, "fit_seconds": 1.0} for j in judged],
+    }
 
-    hard = np.array([0])
-    candidates = [V(0.80, 0.5), V(0.797, 0.9), V(0.799, 0.6)]
-    assert choose(candidates, 0.798, hard) == 2
-    assert choose(candidates, 0.9, hard) == 0
+
+def test_choice_needs_accuracy_first():
+    baseline = cell("cross-entropy", (0.7, 0.9), (0.8, 0.5))
+    row = cell("m", (0.80, 0.55), (0.797, 0.9), (0.799, 0.6))
+    assert choose(row, baseline) is row["candidates"][2]
+    assert choose(baseline, baseline) is baseline["candidates"][1]
+
+
+def test_choice_stays_with_cross_entropy_where_nothing_helps():
+    baseline = cell("cross-entropy", (0.8, 0.5))
+    for row in (cell("m", (0.82, 0.4)), cell("m", (0.7, 0.9))):
+        assert choose(row, baseline) is baseline["candidates"][0]
+        assert choose(row, baseline, stay=False) is row["candidates"][0]
 
 
 @pytest.mark.parametrize("model", ["probe", "mlp"])
@@ -196,28 +212,19 @@ def test_baseline_choice_sees_no_test_data(digits):
     method = METHODS[0]
     spoilt = digits._replace(y_test=np.zeros_like(digits.y_test))
     first, second = (
-        TrainingRun(task("probe"), split, 0).cell(method, None) for split in (digits, spoilt)
+        most_accurate(TrainingRun(task("probe"), split, 0).cell(method, None))
+        for split in (digits, spoilt)
     )
-    assert first["chosen"] == second["chosen"]
-    assert first["accuracy"] != second["accuracy"]
+    assert first["parameters"] == second["parameters"]
+    assert first["test"] != second["test"]
 
 
 def test_measures_use_thirds_of_the_reference_runs():
-    def row(seed, recalls, method="cross-entropy"):
-        return {
-            "task": "t",
-            "method": method,
-            "group": "g",
-            "seed": seed,
-            "accuracy": float(np.mean(recalls)),
-            "recalls": recalls,
-            "fit_seconds": 1.0,
-            "tuning_seconds": 1.0,
-        }
-
-    table = measures([row(900, [0.1, 0.5, 0.9]), row(0, [0.8, 0.6, 0.4])], (900,))
-    assert table["hard"].tolist() == [80.0]
-    assert table["easy"].tolist() == [40.0]
+    reference, compared = cell("cross-entropy", (0.8, 0.1), seed=900), cell(BASELINE, (0.8, 0.7))
+    compared["candidates"][0]["test"]["recalls"][0] = 0.4
+    table = measures([reference, compared], (900,))
+    assert table["hard"].tolist() == [70.0]
+    assert table["worst"].tolist() == [40.0]
 
 
 def test_interval_is_students():
