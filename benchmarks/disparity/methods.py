@@ -109,8 +109,8 @@ def mr2(
 ) -> Predictor:
     """The package's MR2: exact statistics of frozen features, running ones of learned."""
     if learner.task.model == "probe":
-        loss: nn.Module = FixedMargins(margins_of(learner, statistic, mode, margin), mode)
-        return learner.fit(loss, factor)
+        margins = margins_of(learner, statistic, mode, margin)
+        return learner.fit(FixedMargins(margins, mode), factor)
     exponent = 1 / 3 if mode == "divide" and statistic != "error" else 1.0
     if statistic == "none":
         statistic, exponent = "second_moment", 0.0
