@@ -7,6 +7,7 @@ the hardest third most, out of fold, at no less accuracy than cross-entropy.
 """
 
 from collections.abc import Callable
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ MULTIPLES = (0.0, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0)
 
 class FixedMargins(nn.Module):
     """The package's margin loss with given margins."""
+
+    margins: Tensor
 
     def __init__(self, margins: NDArray, mode: str = "subtract") -> None:
         super().__init__()
@@ -91,7 +94,7 @@ def searched_margins(learner: Learner, base: float, step: float, factor: float) 
         margins = base + n_steps * step * (hard - hard.mean())
         logits = learner.out_of_fold(
             ("searched", base, step, n_steps, factor),
-            lambda part, margins=margins: part.fit(FixedMargins(margins), factor),
+            methodcaller("fit", FixedMargins(margins), factor),
         )
         gain = float(recalls(logits, y)[hard > 0].mean())
         if np.mean(logits.argmax(1) == y) < floor and best is not None:

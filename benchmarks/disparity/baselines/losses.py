@@ -68,6 +68,9 @@ class AffineLogits(SampleLoss):
     well the vector-scaling loss (Kini et al., 2021).
     """
 
+    shift: Tensor
+    scale: Tensor
+
     def __init__(self, shift: Tensor, scale: Tensor | None = None) -> None:
         super().__init__()
         self.register_buffer("shift", shift.float())
@@ -79,6 +82,8 @@ class AffineLogits(SampleLoss):
 
 class LDAM(SampleLoss):
     """Label-distribution-aware margins (Cao et al., 2019), ``frequency_k^(-1/4)``, subtracted."""
+
+    margins: Tensor
 
     def __init__(self, frequency: Tensor, largest: float) -> None:
         super().__init__()
@@ -98,6 +103,8 @@ class Equalization(SampleLoss):
     The rare classes are given; in the softmax of a sample of another class their exponentials count
     by `share` (the expectation of the random switch of the paper).
     """
+
+    log_share: Tensor
 
     def __init__(self, rare: Tensor, share: float) -> None:
         super().__init__()
@@ -133,6 +140,9 @@ class ClassRobust(SampleLoss):
     In mini-batches weights follow a running mean of the class losses; `momentum` 0 makes it the
     exact function of the class losses, for a full batch.
     """
+
+    running: Tensor
+    seen: Tensor
 
     def __init__(self, n_classes: int, momentum: float) -> None:
         super().__init__()
