@@ -35,6 +35,8 @@ from tasks import TASKS, Split, Task
 ROOT = Path(__file__).parents[2]
 # Seeds of the runs that say which classes are the hardest third, which no comparison uses.
 REFERENCE_SEEDS = (900, 901, 902)
+# The seeds below were looked at while the methods and the rule of choice were made.
+FIRST_SEED = 10
 
 
 def judge(logits: NDArray, y: NDArray) -> dict[str, Any]:
@@ -134,7 +136,7 @@ def run(results: Results, tasks: Iterable[Task], cache: Path, args: argparse.Nam
     for seed_index in range(max(task.seeds for task in tasks)):
         for task in tasks:
             n_seeds = min(task.seeds, args.seeds or task.seeds)
-            seeds = [seed_index] if seed_index < n_seeds else []
+            seeds = [FIRST_SEED + seed_index] if seed_index < n_seeds else []
             if seed_index == 0:
                 seeds = [*REFERENCE_SEEDS, *seeds]
             for seed in seeds:

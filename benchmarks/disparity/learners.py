@@ -1,6 +1,6 @@
 """Training one task's model under any loss, on one training set.
 
-A learner holds a training set and what its fits share: the strength of the penalty, the folds, and
+A learner holds a training set and what its fits share: the strength of the fit, the folds, and
 the class errors of cross-entropy out of fold. Methods see nothing else.
 """
 
@@ -38,7 +38,7 @@ class Learner(ABC):
     seed : int
         Of folds, and of initial weights and mini-batches.
     strength : float
-        Inverse of the penalty that cross-entropy was tuned to.
+        What cross-entropy was tuned over: inverse penalty or learning rate.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class _AnyLossClassifier(MR2Classifier):
 
 
 class NetworkLearner(Learner):
-    """Multilayer perceptrons, trained by the package's classifier; the penalty is weight decay."""
+    """Multilayer perceptrons, trained by the package's classifier; the strength is their lr."""
 
     @property
     def n_features(self) -> int:
@@ -152,9 +152,8 @@ class NetworkLearner(Learner):
             "mlp",
             module__hidden_layer_sizes=(self.task.hidden,),
             C=1e12,
-            optimizer=torch.optim.AdamW,
-            optimizer__weight_decay=1 / (self.strength * factor),
-            lr=self.task.lr,
+            optimizer=torch.optim.Adam,
+            lr=self.strength * factor,
             batch_size=self.task.batch_size,
             max_epochs=self.task.max_epochs,
             dtype="float32",

@@ -2,7 +2,7 @@
 
 Every method has six candidates. For a probe they are three settings of its own, each with the
 penalty of cross-entropy and with a third of it; for a network they are six settings of its own at
-the weight decay of cross-entropy. Cross-entropy itself has six strengths of the penalty.
+the learning rate of cross-entropy. Cross-entropy itself has six penalties or learning rates.
 """
 
 from __future__ import annotations

@@ -16,13 +16,14 @@ from baselines.losses import CrossEntropy
 from learners import Learner, Predictor, class_error, recalls
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
-from selection import TOLERANCE
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sklearn_mr2.metrics.disparity import third_size
 from sklearn_mr2.mr2.losses import LogitMarginLoss
 
+# Accuracy that margins may cost while they are searched.
+TOLERANCE = 0.002
 MULTIPLES = (0.0, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0)
 
 
