@@ -285,7 +285,7 @@ LABELS = {
     "pandas str": (pd.Series(NAMES[Y]), ["b", "long name", "ä"]),
     "pandas object": (pd.Series(NAMES[Y], dtype=object), ["b", "long name", "ä"]),
     "pandas category": (
-        pd.Series(NAMES[Y]).astype(pd.CategoricalDtype(["never", *NAMES, "x"])),
+        pd.Series(NAMES[Y]).astype(pd.CategoricalDtype(["never", *NAMES.tolist(), "x"])),
         ["b", "long name", "ä"],
     ),
     "pandas ordered": (

@@ -105,7 +105,11 @@ def test_derivatives_against_autograd(potential, values, dtype):
     torch.testing.assert_close(back, potential.inverse(z), rtol=rtol, atol=1e2 * eps(dtype))
 
 
-@given(potentials, st.lists(st.floats(-5, 5), min_size=1, max_size=8))
+# Squares of smaller numbers underflow.
+@given(
+    potentials,
+    st.lists(st.floats(-5, 5).filter(lambda v: v == 0 or abs(v) > 1e-100), min_size=1, max_size=8),
+)
 def test_horizon_is_the_limit_of_the_dual(potential, values):
     theta = tensor(values, torch.float64)
     phi = potential.horizon(theta)
