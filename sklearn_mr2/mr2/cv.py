@@ -24,9 +24,10 @@ from sklearn.utils.validation import (
 )
 
 from .classifier import MR2Classifier
+from .notebook import MarginsInNotebooks
 
 
-class MR2ClassifierCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
+class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
     """MR2Classifier with `C` chosen by cross-validation, as LogisticRegressionCV does.
 
     On each fold a linear probe goes from the strongest penalty to the weakest, each time starting
@@ -260,7 +261,8 @@ def _score_path(
     fit_weight = None if weight is None else weight[train]
     test_weight = {} if weight is None else {"sample_weight": weight[test]}
     # A network would go on training where it stopped; the optimum of a probe has no memory.
-    model.set_params(warm_start=model._full_batch(by_parts=False))
+    model._on_path = model._full_batch(by_parts=False)
+    model.set_params(warm_start=model._on_path)
     scores = []
     for C in Cs:
         model.set_params(C=float(C)).fit(X_train, y_train, fit_weight)

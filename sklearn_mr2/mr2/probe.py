@@ -11,6 +11,7 @@ too large against the penalty when there are many classes, which costs iteration
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -109,6 +110,75 @@ class GramPreconditioner:
         g = grad.double() / self._curvature
         dual = torch.cholesky_solve(self._rows @ g.T, self._factor)
         return ((g - dual.T @ self._rows) / self._ridge).to(grad.dtype)
+
+
+class HessianPreconditioner:
+    """Inverse of the Hessian of the multinomial logistic loss plus a ridge, for a linear head.
+
+    The one to use where it is small: its side is ``n_classes * n_features``. Where the classes
+    differ in which directions matter, no single matrix for all of them does nearly as well.
+
+    Parameters
+    ----------
+    X : Tensor of shape (n_samples, n_features)
+        Features.
+    p : Tensor of shape (n_samples, n_classes)
+        Class probabilities.
+    weight : Tensor of shape (n_samples,)
+        Factor of each sample's Hessian with respect to its logits, non-negative.
+    l2 : float
+        Second derivative of the penalty on the weights, positive.
+    fit_intercept : bool
+        Whether :meth:`solve` also gets the gradient of an intercept.
+    """
+
+    def __init__(
+        self, X: Tensor, p: Tensor, weight: Tensor, l2: float, *, fit_intercept: bool
+    ) -> None:
+        # Single precision is enough for a preconditioner, and half the work.
+        X, p = X.float(), p.float()
+        if fit_intercept:
+            X = torch.cat((X, X.new_ones(len(X), 1)), 1)
+        d, n_classes = X.shape[1], p.shape[1]
+        self._n_inputs = d
+        self._total, self._fit_intercept = weight.double().sum().item(), fit_intercept
+        w = (weight.double() / self._total).to(X.dtype)[:, None]
+        hessian = X.new_zeros(n_classes, d, n_classes, d)
+        for k in range(n_classes):
+            for j in range(k):
+                pair = X.T @ (w * p[:, k, None] * p[:, j, None] * X)
+                hessian[k, :, j] = hessian[j, :, k] = -pair
+                # A sum of pairs, which 1 - p would only be up to rounding where p is close to 1.
+                hessian[k, :, k] += pair
+                hessian[j, :, j] += pair
+        # The same shift for all classes changes no loss, and gradients have no part along it: any
+        # curvature will do there, if only it is far from zero.
+        mean_block = hessian.diagonal(dim1=0, dim2=2).mean(-1)
+        hessian += mean_block[None, :, None, :] / n_classes
+        self._hessian = hessian.view(n_classes * d, -1)
+        self._factorise(l2)
+
+    def with_ridge(self, l2: float) -> HessianPreconditioner:
+        """The same curvature beside another penalty."""
+        other = copy.copy(self)
+        other._factorise(l2)
+        return other
+
+    def _factorise(self, l2: float) -> None:
+        shifted = self._hessian.clone()
+        # The intercepts, which come last in each class, are not penalised.
+        diagonal = shifted.diagonal().unflatten(0, (-1, self._n_inputs))
+        diagonal[:, : self._n_inputs - self._fit_intercept] += l2 / self._total
+        self._factor = _cholesky(shifted, 0.0)[1]
+
+    def solve(self, weight_grad: Tensor, bias_grad: Tensor | None = None) -> list[Tensor]:
+        """Multiply gradients by the inverse, as :meth:`GramPreconditioner.solve` does."""
+        gradient = weight_grad
+        if bias_grad is not None:
+            gradient = torch.cat((weight_grad, bias_grad[:, None]), 1)
+        flat = (gradient.reshape(-1, 1) / self._total).float()
+        step = torch.cholesky_solve(flat, self._factor).view_as(gradient).to(gradient.dtype)
+        return [step] if bias_grad is None else [step[:, :-1], step[:, -1]]
 
 
 def _cholesky(gram: Tensor, ridge: float) -> tuple[float, Tensor]:
@@ -289,7 +359,7 @@ class PreconditionedLBFGS(torch.optim.Optimizer):
 
     def _remaining(self) -> float:
         """Estimate how far the objective still is from its minimum."""
-        window = max(5, len(self._values) // 10)
+        window = max(3, len(self._values) // 10)
         if len(self._values) <= 2 * window:
             return math.inf
         older, middle, newest = (self._values[-1 - k * window] for k in (2, 1, 0))

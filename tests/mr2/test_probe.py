@@ -8,7 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sklearn_mr2.mr2.probe import GramPreconditioner, PreconditionedLBFGS
+from sklearn_mr2.mr2.probe import (
+    GramPreconditioner,
+    HessianPreconditioner,
+    PreconditionedLBFGS,
+)
 
 
 def dense_inverse(X, curvature, l2):
@@ -166,3 +170,55 @@ def test_rejects_bad_arguments():
         PreconditionedLBFGS([x], history_size=0)
     with pytest.raises(ValueError, match="single parameter group"):
         PreconditionedLBFGS([{"params": [x]}, {"params": [torch.ones(1, requires_grad=True)]}])
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_hessian_preconditioner_is_the_inverse_hessian(fit_intercept):
+    """Against automatic differentiation, on gradients as they occur: summing to 0 over classes."""
+    torch.manual_seed(0)
+    X, W = torch.randn(40, 3, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+    b, y = torch.randn(4, dtype=torch.float64), torch.arange(40) % 4
+    weight = torch.rand(40, dtype=torch.float64)
+    l2 = 0.1
+
+    def objective(flat):
+        W, b = flat[:12].view(4, 3), flat[12:] if fit_intercept else 0
+        loss = torch.nn.functional.cross_entropy(X @ W.T + b, y, reduction="none")
+        return weight @ loss + 0.5 * l2 * W.square().sum()
+
+    flat = torch.cat((W.reshape(-1), b)) if fit_intercept else W.reshape(-1)
+    hessian = torch.autograd.functional.hessian(objective, flat)
+    p = (X @ W.T + (b if fit_intercept else 0)).softmax(1)
+    made = HessianPreconditioner(X, p, weight, l2, fit_intercept=fit_intercept)
+    gradient = torch.randn(4, 4 if fit_intercept else 3, dtype=torch.float64)
+    gradient -= gradient.mean(0)
+    parts = (gradient[:, :3], gradient[:, 3]) if fit_intercept else (gradient,)
+    step = torch.cat([part.reshape(-1) for part in made.solve(*parts)])
+    expected = torch.cat([part.reshape(-1) for part in parts])
+    torch.testing.assert_close(hessian @ step, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_hessian_preconditioner_with_another_ridge():
+    torch.manual_seed(0)
+    X, p, weight = torch.randn(30, 3), torch.randn(30, 4).softmax(1), torch.rand(30)
+    first = HessianPreconditioner(X, p, weight, 0.1, fit_intercept=True)
+    gradient = torch.randn(4, 3), torch.randn(4)
+    before = first.solve(*gradient)
+    expected = HessianPreconditioner(X, p, weight, 2.0, fit_intercept=True).solve(*gradient)
+    for made, wanted in zip(first.with_ridge(2.0).solve(*gradient), expected, strict=True):
+        torch.testing.assert_close(made, wanted)
+    torch.testing.assert_close(first.solve(*gradient), before)
+
+
+def test_hessian_preconditioner_of_nearly_perfect_predictions():
+    """Where 1 - p rounds to 0 the matrix must stay positive definite."""
+    torch.manual_seed(0)
+    X, y = torch.randn(30, 3), torch.arange(30) % 4
+    p = (torch.nn.functional.one_hot(y, 4) * 25.0 + torch.randn(30, 4)).softmax(1)
+    assert (p.amax(1) == 1).any()
+    made = HessianPreconditioner(X, p, torch.full((30,), 1 / 30), 1e-12, fit_intercept=False)
+    gradient = torch.randn(4, 3)
+    gradient -= gradient.mean(0)
+    (step,) = made.solve(gradient)
+    assert torch.isfinite(step).all()
+    assert (step * gradient).sum() > 0
