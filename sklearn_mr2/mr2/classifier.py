@@ -27,6 +27,7 @@ from ..net import IsolatedRNG, TensorDataset, TensorNet
 from .heads import CosineHead, LinearHead
 from .losses import MARGIN_MODES, MARGIN_STATISTICS, LogitMarginLoss, MR2Loss
 from .modules import MLP, HeadedModule, n_features_of
+from .notebook import MarginsInNotebooks
 from .probe import GramPreconditioner, PreconditionedLBFGS, Solve
 from .statistics import ClassMoments, class_margins, class_moments
 
@@ -122,7 +123,7 @@ class ProbeNet(TensorNet):
         return self
 
 
-class MR2Classifier(TorchClassifier):
+class MR2Classifier(MarginsInNotebooks, TorchClassifier):
     """Classifier with a margin for each class, computed from the spread of its features.
 
     Classes differ in how far their features spread, and those that spread more tend to be learned
