@@ -67,9 +67,7 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_sidebars = {
-    page: [] for page in ("index", "quickstart", "faq", "glossary", "mathematics")
-}
+html_sidebars = {page: [] for page in ("index", "quickstart", "faq", "glossary", "mathematics")}
 toc_object_entries_show_parents = "hide"
 
 
