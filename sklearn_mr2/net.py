@@ -13,15 +13,17 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 from skorch import NeuralNetClassifier
-from skorch.callbacks import Callback, EpochTimer, PrintLog
+from skorch.callbacks import Callback, EpochTimer, LRScheduler, ParamMapper, PrintLog
 from skorch.dataset import unpack_data
 from skorch.utils import TeeGenerator
 from torch import Tensor, nn
@@ -163,7 +165,8 @@ class TensorLoader:
         Source of the orders.
     sampler : callable, optional
         Called as ``sampler(dataset, batch_size, generator)`` at each pass; returns an iterable of
-        index tensors, one a batch, and overrides `shuffle` and `drop_last`.
+        index tensors, one a batch, and overrides `shuffle` and `drop_last`. The loader has a length
+        if the sampler has a method ``n_batches(dataset, batch_size)``.
     """
 
     def __init__(
@@ -181,6 +184,14 @@ class TensorLoader:
         self.generator, self.sampler = generator, sampler
 
     def __len__(self) -> int:
+        if self.sampler is not None:
+            if not hasattr(self.sampler, "n_batches"):
+                raise TypeError(
+                    f"How many batches a pass has is known to the sampler "
+                    f"{type(self.sampler).__name__} alone. Give it a method "
+                    "n_batches(dataset, batch_size), or count them in a pass."
+                )
+            return self.sampler.n_batches(self.dataset, self.batch_size)
         n = len(self.dataset)
         return max(1, n // self.batch_size if self.drop_last else -(-n // self.batch_size))
 
@@ -196,6 +207,21 @@ class TensorLoader:
             yield self.dataset[rows if order is None else order[rows].to(self.dataset.X.device)]
 
 
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module in evaluation mode for the duration of a ``with`` block.
+
+    Afterwards each part is in the mode it had, which need not be that of the whole.
+    """
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
 def first_output_softmax(logits: Tensor) -> Tensor:
     """Class probabilities of a batch of logits, as skorch's ``predict_nonlinearity``."""
     return logits.softmax(-1)
@@ -206,19 +232,25 @@ class EpochBar(Callback):
 
     def on_train_begin(self, net: TensorNet, **kwargs: Any) -> None:
         self.bar_ = tqdm(total=net.n_epochs_asked, unit="epoch")
+        self.before_ = len(net.history)  # of earlier calls of partial_fit
 
     def on_epoch_end(self, net: TensorNet, **kwargs: Any) -> None:
+        self._show(net)
+
+    def on_train_end(self, net: TensorNet, **kwargs: Any) -> None:
+        if net.history:  # a callback that ends training comes before the bar
+            self._show(net)
+        self.bar_.close()
+        del self.bar_  # holds a stream, which cannot be pickled
+
+    def _show(self, net: TensorNet) -> None:
         shown = {
             name: f"{value:.4g}"
             for name, value in net.history[-1].items()
-            if isinstance(value, float) and name != "dur"
+            if isinstance(value, float | np.floating) and name != "dur"
         }
         self.bar_.set_postfix(shown, refresh=False)
-        self.bar_.update(len(net.history) - self.bar_.n)
-
-    def on_train_end(self, net: TensorNet, **kwargs: Any) -> None:
-        self.bar_.close()
-        del self.bar_  # holds a stream, which cannot be pickled
+        self.bar_.update(len(net.history) - self.before_ - self.bar_.n)
 
 
 class TensorNet(NeuralNetClassifier):
@@ -302,7 +334,66 @@ class TensorNet(NeuralNetClassifier):
         # The instances now live in module_ and criterion_; a second reference would be pickled a
         # second time, and without skorch's mapping between devices.
         self.module, self.criterion = type(self.module_), type(self.criterion_)
+        self._check_callbacks()
+        # Names, for a second reference to the parts would be pickled a second time.
+        self._given_in_evaluation = [
+            name
+            for name, part in self.module_.named_modules()
+            if not part.training and any(True for _ in part.parameters())
+        ]
+        self._set_training(False)
         return self
+
+    def _set_training(self, training: bool = True) -> None:
+        """Change between training and evaluation.
+
+        A frozen part that came in evaluation mode stays in it, as in a loop of one's own that
+        leaves it there; freezing alone holds parameters only.
+        """
+        super()._set_training(training)
+        for name in self._given_in_evaluation:
+            part = self.module_.get_submodule(name)
+            if not any(p.requires_grad for p in part.parameters()):
+                part.eval()
+
+    def get_params_for_optimizer(self, prefix: str, named_parameters: Any) -> Any:
+        named = list(named_parameters)
+        names = [name for name, _ in named]
+        left = names
+        for pattern, _ in self.get_params_for(prefix).get("param_groups", []):
+            rest = [name for name in left if not fnmatch(name, pattern)]
+            if len(rest) == len(left):
+                taken = any(fnmatch(name, pattern) for name in names)
+                raise ValueError(
+                    f"{prefix}__param_groups: the pattern {pattern!r} matches no parameter"
+                    f"{', but for those of earlier patterns' if taken else ''}. "
+                    f"The parameters are {_listed(names)}."
+                )
+            left = rest
+        return super().get_params_for_optimizer(prefix, named)
+
+    def _check_callbacks(self) -> None:
+        """Refuse callbacks that would do nothing, or fail in the middle of training."""
+        for name, callback in self.callbacks_:
+            if isinstance(callback, LRScheduler) and not all(
+                "lr" in group for group in self.optimizer_.param_groups
+            ):
+                raise ValueError(
+                    f"The callback {name} changes the learning rate, and the full-batch optimiser "
+                    "of a linear probe has none. Leave the callback out, or set optimizer, for "
+                    "example to torch.optim.Adam."
+                )
+            if isinstance(callback, ParamMapper):
+                self._check_patterns(name, callback)
+
+    def _check_patterns(self, name: str, callback: ParamMapper) -> None:
+        named = list(callback.named_parameters(self))
+        for pattern in callback.patterns:
+            if not any(True for _ in callback.filter_parameters([pattern], named)):
+                raise ValueError(
+                    f"The callback {name}: the pattern {pattern!r} matches no parameter. The "
+                    f"parameters are {_listed(name for name, _ in named)}."
+                )
 
     def torch_compile(self, module: nn.Module, name: str) -> nn.Module:
         # In place: a wrapper would give the parameters other names, which patterns of parameter
@@ -323,6 +414,8 @@ class TensorNet(NeuralNetClassifier):
                     f"callbacks__{key} refers to no callback; their names are {sorted(known)}. "
                     "Name one by a pair in the list of callbacks, as in ('stop', EarlyStopping())."
                 )
+        # After those that score.
+        self.callbacks_.sort(key=lambda item: item[0] == "progress_bar")
         return self
 
     def initialize_history(self) -> TensorNet:
@@ -607,6 +700,13 @@ class TensorNet(NeuralNetClassifier):
             ConvergenceWarning,
             stacklevel=4,
         )
+
+
+def _listed(names: Iterable[str], limit: int = 20) -> str:
+    """The names in one line, the last ones counted where there are many."""
+    names = list(names)
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
 def _gather(output: tuple[Tensor, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:

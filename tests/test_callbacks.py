@@ -15,6 +15,7 @@ from skorch.callbacks import (
     Checkpoint,
     EarlyStopping,
     EpochScoring,
+    Freezer,
     GradientNormClipping,
     Initializer,
     LoadInitState,
@@ -413,6 +414,28 @@ def test_learning_rate_schedules(scheduler, rates):
     assert not np.allclose(model.coef_, train(ADAM).coef_)
 
 
+def test_the_full_batch_has_no_learning_rate_to_schedule():
+    schedule = ("schedule", LRScheduler("StepLR", step_size=2))
+    with pytest.raises(ValueError, match=r"callback schedule changes.*set optimizer"):
+        train(KINDS["full batch"], schedule)
+
+
+@every_kind
+def test_patterns_of_callbacks_match_something(model):
+    message = "callback Freezer: the pattern 'backbone.*' matches no parameter.*head.weight, head.b"
+    with pytest.raises(ValueError, match=message):
+        train(model, Freezer(["head.bias", "backbone.*"]))
+    with pytest.raises(ValueError, match=r"pattern <function.*matches no parameter"):
+        train(model, Freezer(lambda name: name.startswith("layer")))
+
+
+@pytest.mark.parametrize("pattern", ["head.w*", lambda name: name == "head.weight"])
+def test_patterns_and_functions_freeze(pattern):
+    first, last = (train(ADAM, Freezer(pattern), max_epochs=n) for n in (1, 6))
+    assert_array_equal(first.coef_, last.coef_)
+    assert not np.allclose(first.intercept_, last.intercept_)
+
+
 def test_gradients_are_clipped():
     class Norms(Callback):
         def initialize(self):
@@ -448,12 +471,23 @@ def test_silence_is_the_default(model, capfd):
 
 
 @every_kind
+def test_verbose_shows_losses_and_scores(model, capfd):
+    fitted = train(model, EpochScoring("accuracy", lower_is_better=False), verbose=1)
+    out, err = capfd.readouterr()
+    assert out == ""
+    last = err.strip().split("\r")[-1]
+    assert f"{fitted.n_iter_}/{fitted.net_.n_epochs_asked}" in last
+    for name in ("train_loss", "valid_loss", "accuracy"):
+        assert f"{name}={fitted.history_[name].iloc[-1]:.4g}" in last
+    for _ in range(2):
+        fitted.partial_fit(X, Y)
+        assert "| 1/1 [" in capfd.readouterr().err
+
+
+@every_kind
 def test_verbose_prints(model, capfd):
-    train(model, verbose=1)
-    out, err = capfd.readouterr()
-    assert out + err
     fitted = train(model, verbose=2)
-    out, err = capfd.readouterr()
+    out, _ = capfd.readouterr()
     assert "train_loss" in out
     assert "valid_loss" in out
     assert len(out.strip().splitlines()) == fitted.n_iter_ + 2

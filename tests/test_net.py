@@ -12,7 +12,14 @@ from numpy.testing import assert_allclose, assert_array_equal
 from skorch.callbacks import Callback
 from torch import nn
 
-from sklearn_mr2.net import Batch, IsolatedRNG, TensorDataset, TensorLoader, TensorNet
+from sklearn_mr2.net import (
+    Batch,
+    IsolatedRNG,
+    TensorDataset,
+    TensorLoader,
+    TensorNet,
+    evaluation_mode,
+)
 
 CPU = torch.device("cpu")
 
@@ -209,9 +216,25 @@ def test_a_sampler_decides_alone():
     loader = TensorLoader(data, 4, shuffle=True, generator=generator, sampler=sampler)
     assert rows(loader) == [[7, 7, 1], [0]]
     assert seen == [(data, 4, generator)]
+    with pytest.raises(TypeError, match=r"sampler function alone\. Give it a method n_batches"):
+        len(loader)
 
 
 # ---------------------------------------------------------------------------- the net
+
+
+def test_each_part_comes_out_of_evaluation_in_the_mode_it_had():
+    module = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout(), nn.ReLU()), nn.LazyLinear(2))
+    module[1].eval()[1].train()
+    before = [part.training for part in module.modules()]
+    assert before == [True, True, False, False, True, True]
+    with evaluation_mode(module):
+        assert not any(part.training for part in module.modules())
+        module(torch.zeros(1, 3))
+    assert [part.training for part in module.modules()] == before
+    with pytest.raises(RuntimeError), evaluation_mode(module):
+        module(torch.zeros(1, 4))
+    assert [part.training for part in module.modules()] == before
 
 
 class Headed(nn.Module):

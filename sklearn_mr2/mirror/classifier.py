@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from ..base import TorchClassifier, TrainingData
-from ..net import IsolatedRNG, TensorDataset, TensorNet
+from ..net import IsolatedRNG, TensorDataset, TensorNet, evaluation_mode
 from .flow import FlowNet, MeanLoss, MirrorModule, MirrorNet, Potentials
 from .kkt import kkt_ratio
 from .losses import LOSSES, margins
@@ -103,7 +103,7 @@ class MirrorFlowClassifier(TorchClassifier):
     callbacks : list of skorch callbacks, optional
         Used as copies; parameters are passed as ``callbacks__*``.
     verbose : int, default=0
-        Print a line for each epoch if positive.
+        0 prints nothing, 1 shows a progress bar, 2 prints a line for each epoch.
     random_state : int, RandomState instance or None, default=None
         Source of randomness: initialisation and the order of mini-batches. Neither numpy's nor
         torch's global state is used.
@@ -361,8 +361,8 @@ class MirrorFlowClassifier(TorchClassifier):
 
     def _check_outputs(self, network: nn.Module, data: TrainingData) -> None:
         X = data.X[:_PROBE_ROWS]
-        with torch.no_grad():
-            outputs = network.eval()(X)
+        with torch.no_grad(), evaluation_mode(network):
+            outputs = network(X)
         if not any(p.requires_grad for p in network.parameters()):
             raise ValueError("module has no trainable parameters.")
         allowed: list[tuple[int, ...]] = [(len(X), data.n_classes)]

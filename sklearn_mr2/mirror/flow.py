@@ -15,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from skorch.utils import TeeGenerator
 from torch import Tensor, nn
 
-from ..net import TensorDataset, TensorLoader, TensorNet
+from ..net import TensorDataset, TensorLoader, TensorNet, evaluation_mode
 from .losses import log_losses, log_total_loss, margins
 from .networks import layer_groups
 from .neurons import hidden_layers
@@ -69,8 +69,7 @@ class MirrorModule(nn.Module):
             for layer in network.modules()
             if any(p.requires_grad for p in layer.parameters(recurse=False))
         ]
-        self.eval()
-        with torch.no_grad():
+        with torch.no_grad(), evaluation_mode(self):
             network(X)
             for handle in handles:
                 handle.remove()

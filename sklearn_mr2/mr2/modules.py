@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ..net import evaluation_mode
 from .heads import CosineHead, LinearHead
 
 
@@ -86,9 +87,8 @@ def n_features_of(backbone: nn.Module, X: Tensor) -> int:
     ValueError
         If what it makes of the batch is not one row of features a sample.
     """
-    training = backbone.training
-    features = backbone.eval()(X)
-    backbone.train(training)
+    with evaluation_mode(backbone):
+        features = backbone(X)
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(X):
         got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise ValueError(

@@ -48,6 +48,18 @@ class ClassBalancedSampler:
                 "has another of its class."
             )
 
+    def _shape(self, n_present: int, batch_size: int) -> tuple[int, int]:
+        """Number of classes of a batch and of samples of each."""
+        n_classes = min(n_present, max(1, batch_size // self.samples_per_class))
+        return n_classes, max(self.samples_per_class, batch_size // n_classes)
+
+    def n_batches(self, dataset: TensorDataset, batch_size: int) -> int:
+        """Number of batches of an epoch."""
+        if dataset.y is None:
+            raise ValueError("ClassBalancedSampler needs the labels of the data set.")
+        n_classes, per_class = self._shape(len(dataset.y.unique()), batch_size)
+        return max(1, round(len(dataset) / (n_classes * per_class)))
+
     def __call__(
         self, dataset: TensorDataset, batch_size: int, generator: torch.Generator | None
     ) -> Iterator[Tensor]:
@@ -55,12 +67,11 @@ class ClassBalancedSampler:
         if dataset.y is None:
             raise ValueError("ClassBalancedSampler needs the labels of the data set.")
         y = dataset.y.cpu()
-        members = [rows for k in y.unique() if len(rows := (y == k).nonzero()[:, 0])]
-        n_classes = min(len(members), max(1, batch_size // self.samples_per_class))
-        per_class = max(self.samples_per_class, batch_size // n_classes)
+        members = [(y == k).nonzero()[:, 0] for k in y.unique()]
+        n_classes, per_class = self._shape(len(members), batch_size)
         streams = [_endless(rows, generator) for rows in members]
         order = _endless(torch.arange(len(members)), generator)
-        for _ in range(max(1, round(len(y) / (n_classes * per_class)))):
+        for _ in range(self.n_batches(dataset, batch_size)):
             classes = _take(order, n_classes)
             yield torch.tensor(
                 [i for k in classes for i in _take(streams[k], min(per_class, len(members[k])))]

@@ -550,6 +550,21 @@ class TestModule:
         with pytest.raises(error, match=message):
             model.fit(*load_iris(return_X_y=True))
 
+    def test_frozen_part_in_evaluation_mode_stays_in_it(self):
+        X, y = two_classes()
+        encoder = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU())
+        encoder[1].running_mean.fill_(0.3)
+        encoder.requires_grad_(False).eval()
+        network = nn.Sequential(encoder, nn.Linear(6, 1, bias=False))
+        for batch_size in (None, 20):
+            model = MirrorFlowClassifier(module=network, batch_size=batch_size, max_epochs=3)
+            trained = quiet(model, X, y).net_.module_.network
+            assert torch.equal(trained[0][1].running_mean, torch.full((6,), 0.3))
+            encoder.train()
+            quiet(model, X, y)
+            assert model.net_.module_.network[0][1].running_mean.max() != 0.3
+            encoder.eval()
+
     def test_dropout_is_deterministic(self):
         X, y = two_classes()
         network = nn.Sequential(

@@ -161,6 +161,66 @@ class TestFineTuning:
         assert torch.equal(model.net_.module_.backbone[0].weight, backbone[0].weight)
         assert np.abs(model.coef_).max() > 1e-3
 
+    @pytest.mark.parametrize(
+        ("patterns", "message"),
+        [
+            (["backbone.*", "trunk.*"], r"'trunk.\*' matches no parameter\. The parameters are "),
+            (
+                ["backbone.*", "backbone.0.*"],
+                r"'backbone.0.\*' .* but for those of earlier patterns\.",
+            ),
+            (
+                ["Head.*"],
+                r"'Head.\*' .* are backbone.0.weight, backbone.0.bias, head.w.*, head.bias\.$",
+            ),
+        ],
+    )
+    def test_patterns_that_match_nothing(self, digits, patterns, message):
+        groups = [(pattern, {"lr": 1e-4}) for pattern in patterns]
+        with pytest.raises(ValueError, match="optimizer__param_groups: the pattern " + message):
+            small(optimizer__param_groups=groups).fit(*digits)
+
+    def test_the_error_lists_only_so_many_parameters(self, digits):
+        model = small(module__hidden_layer_sizes=(2,) * 12, optimizer__param_groups=[("x", {})])
+        with pytest.raises(ValueError, match=r"backbone.0.weight, .* and 6 more\.$"):
+            model.fit(*digits)
+
+    @pytest.mark.parametrize("freeze", ["attribute", "callback"])
+    def test_a_frozen_part_in_evaluation_mode_stays_in_it(self, digits, freeze):
+        X, y = digits
+        encoder = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Tanh())
+        encoder[1].running_mean.fill_(0.3)
+        encoder.eval()
+        callbacks = [Freezer("backbone.0.*")] if freeze == "callback" else None
+        encoder.requires_grad_(freeze == "callback")
+        modes = []
+
+        class Tail(nn.Dropout):
+            def forward(self, X):
+                modes.append(self.training)
+                return super().forward(X)
+
+        backbone = nn.Sequential(encoder, nn.Linear(8, 8), nn.BatchNorm1d(8), Tail())
+        model = MR2Classifier(
+            backbone, callbacks=callbacks, max_epochs=2, lr=0.1, random_state=0
+        ).fit(X, y)
+        trained = model.net_.module_.backbone
+        assert torch.equal(trained[0][1].running_mean, torch.full((8,), 0.3))
+        assert torch.equal(trained[0](torch.as_tensor(X)), encoder(torch.as_tensor(X)))
+        assert trained[2].running_mean.abs().max() > 1e-3
+        assert set(modes) == {True, False}
+        assert not encoder.training
+        assert backbone.training
+
+    @pytest.mark.parametrize(("frozen", "mode"), [(True, "train"), (False, "eval")])
+    def test_other_parts_are_trained(self, digits, frozen, mode):
+        """Freezing alone holds parameters; a whole network in evaluation mode is fine-tuned."""
+        X, y = digits
+        backbone = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8)).requires_grad_(not frozen)
+        getattr(backbone, mode)()
+        model = MR2Classifier(backbone, max_epochs=2, random_state=0).fit(X, y)
+        assert model.net_.module_.backbone[1].running_mean.abs().max() > 1e-3
+
 
 class TestCosineHead:
     def test_probe_on_normalised_embeddings(self, digits):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sklearn_mr2.mr2.sampling import ClassBalancedSampler
-from sklearn_mr2.net import TensorDataset
+from sklearn_mr2.net import TensorDataset, TensorLoader
 
 
 def batches_of(y, per_class, batch_size, seed=0):
@@ -27,6 +27,22 @@ def test_each_class_of_a_batch_has_as_many_samples_as_it_can(sizes, per_class, b
         classes, counts = y[index].unique(return_counts=True)
         for k, count in zip(classes.tolist(), counts.tolist(), strict=True):
             assert count >= min(per_class, sizes[k])
+
+
+@given(
+    y=st.lists(st.integers(0, 12), min_size=1, max_size=80),
+    per_class=st.integers(2, 5),
+    batch_size=st.integers(1, 40),
+)
+def test_the_length_of_a_loader_is_the_number_of_its_batches(y, per_class, batch_size):
+    data = TensorDataset(torch.zeros(len(y), 1), torch.tensor(y))
+    generator = torch.Generator().manual_seed(0)
+    before = generator.get_state()
+    sampler = ClassBalancedSampler(per_class)
+    loader = TensorLoader(data, batch_size, generator=generator, sampler=sampler)
+    length = len(loader)
+    assert torch.equal(generator.get_state(), before)
+    assert length == sum(1 for _ in loader)
 
 
 def test_an_epoch_of_balanced_data_sees_every_sample_once():
