@@ -941,6 +941,18 @@ def test_wrong_parameters_are_named_with_their_cure(case, cls):
 
 WRONG_FOR_MR2 = {
     "optimizer": ({"optimizer": int}, ValueError, "optimizer must be 'auto' or a subclass"),
+    "optimizer, text": (
+        {"optimizer": "adam"},
+        ValueError,
+        "optimizer must be 'auto' or a subclass of torch.optim.Optimizer, got 'adam'",
+        "torch.optim.Adam",
+    ),
+    "optimizer, instance": (
+        {"optimizer": torch.optim.SGD([torch.zeros(1)], lr=0.1)},
+        ValueError,
+        "optimizer must be",
+        "Pass the class itself",
+    ),
     "optimizer's": ({"optimizer__betas": (0.5, 0.5)}, ValueError, "optimizer__betas", "optimizer"),
     "iterator's": ({"iterator_train__shuffle": True}, ValueError, "iterator_train__shuffle"),
     "unknown to optimizer": ({**ADAM, "optimizer__x": 3}, TypeError, "Adam", "'x'"),
@@ -955,6 +967,18 @@ def test_wrong_parameters_for_skorch_are_not_ignored(case):
         MR2Classifier(**params).fit(X, Y)
     for words in says:
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("statistic", ["second_moment", "error"])
+def test_a_learning_rate_that_the_full_batch_ignores(statistic):
+    model = MR2Classifier(lr=0.1, margin_statistic=statistic, random_state=0)
+    with pytest.warns(UserWarning, match=r"lr=0\.1 has no effect in fit.*optimizer") as caught:
+        model.fit(X, Y)
+    assert [warning.filename for warning in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.set_params(margin_statistic="second_moment").partial_fit(X, Y)
+        model.set_params(**ADAM).fit(X, Y)
 
 
 def test_validation_needs_two_samples_of_some_class():

@@ -147,7 +147,9 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         probe; "mlp" is a multilayer perceptron with ``module__hidden_layer_sizes`` (default
         ``(128,)``) and ``module__dropout``. A module of one's own maps a batch of `X`, of any
         rank, to features of shape (n_samples, n_features). An instance may be pretrained; it is
-        copied, never changed.
+        copied, never changed. Parts of it that are frozen, by ``part.requires_grad_(False)`` or a
+        callback, and in evaluation mode, by ``part.eval()``, stay in that mode in training: batch
+        normalisation keeps its statistics, and nothing is dropped out.
     head : {"linear", "cosine"}, default="linear"
         What maps features to logits: weights and intercepts, or scaled cosines as for CLIP, with
         ``head__scale`` and ``head__learn_scale``; see :class:`~sklearn_mr2.mr2.heads.CosineHead`.
@@ -198,7 +200,8 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         Samples in a mini-batch, 128 by default. The full-batch optimiser always sums over all
         samples and takes this as the number of rows that it handles at a time.
     lr : float or "auto", default="auto"
-        Learning rate of mini-batch optimisers, 1e-3 by default.
+        Learning rate of mini-batch optimisers, 1e-3 by default. The full-batch optimiser has none
+        and warns if one is given.
     tol : float, default=1e-6
         The full-batch optimiser stops at this relative distance from the optimal objective.
     validation_fraction : float, optional
@@ -299,7 +302,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         "C": [Interval(Real, 0, None, closed="right")],
         "fit_intercept": ["boolean", StrOptions({"auto"})],
         "error_cv": [Interval(Integral, 2, None, closed="left"), HasMethods(["split"]), None],
-        "optimizer": [StrOptions({"auto"}), type],
+        "optimizer": "no_validation",  # see _check_optimizer
         "batch_size": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "lr": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "tol": [Interval(Real, 0, None, closed="left")],
@@ -405,6 +408,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
     def _build_net(
         self, data: TrainingData, rng: IsolatedRNG, seed: int, *, by_parts: bool
     ) -> TensorNet:
+        self._check_optimizer(by_parts)
         with rng.scope():
             module = self._build_module(data, seed)
         full_batch = self._full_batch(by_parts)
@@ -440,13 +444,6 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
                 f"{next(iter(ignored))} is given, but the full-batch optimiser of a linear probe "
                 "has no such parameters. Set optimizer, for example to torch.optim.Adam."
             )
-        if not isinstance(self.optimizer, str) and not issubclass(
-            self.optimizer, torch.optim.Optimizer
-        ):
-            raise ValueError(
-                f"optimizer must be 'auto' or a subclass of torch.optim.Optimizer, got "
-                f"{self.optimizer!r}."
-            )
         net: TensorNet
         if full_batch:
             net = ProbeNet(
@@ -481,6 +478,23 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
                 },
             )
         return net.initialize()
+
+    def _check_optimizer(self, by_parts: bool) -> None:
+        chosen = self.optimizer
+        known = isinstance(chosen, type) and issubclass(chosen, torch.optim.Optimizer)
+        if not known and not (isinstance(chosen, str) and chosen == "auto"):
+            raise ValueError(
+                f"optimizer must be 'auto' or a subclass of torch.optim.Optimizer, got {chosen!r}. "
+                "Pass the class itself, such as torch.optim.Adam, and its parameters as lr and "
+                "optimizer__*."
+            )
+        if self._full_batch(by_parts) and not isinstance(self.lr, str):
+            warnings.warn(
+                f"lr={self.lr!r} has no effect in fit: with module='linear' and optimizer='auto' "
+                "the full-batch optimiser finds its own steps. Leave lr='auto', or set optimizer, "
+                "for example to torch.optim.Adam.",
+                stacklevel=6,
+            )
 
     def _head_l2(self, total_weight: float) -> float:
         # Directions have no length to penalise.
@@ -626,6 +640,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
             validation_fraction=None,
             callbacks=None,
             checkpoint=None,
+            lr="auto" if self._full_batch(by_parts=False) else self.lr,
             verbose=0,
         )
         for name in model._passthrough("callbacks__"):

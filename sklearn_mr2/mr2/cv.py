@@ -23,6 +23,7 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
+from ..base import _check_labels
 from .classifier import MR2Classifier
 from .notebook import MarginsInNotebooks
 
@@ -65,6 +66,8 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
         ``std_test_*`` and ``rank_test_*``, as those of GridSearchCV.
     best_index_ : int
         Where `C_` stands in `Cs_`.
+    best_score_ : float
+        Mean score of `C_` over the folds; not there if `refit` is a function.
     best_estimator_ : MR2Classifier
         Fitted to all the data with `C_`.
     classes_ : ndarray of shape (n_classes,)
@@ -93,6 +96,9 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
     >>> search.C_
     1.0
     """
+
+    best_index_: int
+    best_score_: float
 
     _parameter_constraints: dict = {
         "estimator": [MR2Classifier, None],
@@ -141,8 +147,8 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
         Raises
         ------
         ValueError
-            If `Cs` are not positive, `refit` does not fit `scoring`, or the data are not what
-            MR2Classifier takes.
+            If `Cs` are not positive, `refit` does not fit `scoring`, a class has no sample in the
+            training part of a fold, or the data are not what MR2Classifier takes.
         """
         template = MR2Classifier() if self.estimator is None else self.estimator
         self.Cs_ = self._check_Cs()
@@ -161,12 +167,13 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
                 f"BestWithinTolerance, when scoring has several; got refit={self.refit!r}."
             )
         folds = list(check_cv(self.cv, y, classifier=True).split(X, y))
+        _check_folds(y, folds)
         paths = Parallel(n_jobs=self.n_jobs)(
             delayed(_score_path)(clone(template), X, y, weight, train, test, self.Cs_, scorer)
             for train, test in folds
         )
         self.cv_results_ = _results(self.Cs_, paths)
-        self.best_index_ = self._choose()
+        self._choose()
         self.C_ = float(self.Cs_[self.best_index_])
         self.best_estimator_ = clone(template).set_params(C=self.C_).fit(X, y, weight)
         return self
@@ -181,15 +188,20 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
             )
         return Cs
 
-    def _choose(self) -> int:
+    def _choose(self) -> None:
+        """Set `best_index_` and, unless a function chooses, `best_score_`."""
         if callable(self.refit):
-            return int(self.refit(self.cv_results_))
+            self.best_index_ = int(self.refit(self.cv_results_))
+            if hasattr(self, "best_score_"):
+                del self.best_score_
+            return
         name = "score" if self.refit is True else self.refit
         ranks = self.cv_results_.get(f"rank_test_{name}")
         if ranks is None:
             known = [k.removeprefix("rank_test_") for k in self.cv_results_ if k[:5] == "rank_"]
             raise ValueError(f"refit={name!r} is none of the scores, which are {known}.")
-        return int(ranks.argmin())
+        self.best_index_ = int(ranks.argmin())
+        self.best_score_ = float(self.cv_results_[f"mean_test_{name}"][self.best_index_])
 
     # ------------------------------------------------------------------ the chosen model
 
@@ -242,6 +254,21 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
         template = MR2Classifier() if self.estimator is None else self.estimator
         tags.input_tags = template.__sklearn_tags__().input_tags
         return tags
+
+
+def _check_folds(y: Any, folds: list[tuple[NDArray, NDArray]]) -> None:
+    """Refuse folds whose models would not know all classes."""
+    labels = np.asarray(_check_labels(y, "y"))
+    classes = np.unique(labels)
+    for i, (train, _) in enumerate(folds):
+        missing = np.setdiff1d(classes, labels[train])
+        if len(missing):
+            raise ValueError(
+                f"The training part of fold {i} has no sample of the classes {missing.tolist()}, "
+                "so that no score there would tell how they are treated. Use stratified and fewer "
+                "folds, as in cv=2 where a class has 2 samples, or leave out the samples of "
+                "classes that have 1."
+            )
 
 
 def _score_path(

@@ -36,6 +36,7 @@ def test_scores_are_those_of_a_grid_search(data, folds, scoring):
     np.testing.assert_array_equal(search.Cs_, CS)
     assert grid.best_params_["C"] == search.C_
     assert search.cv_results_["params"] == grid.cv_results_["params"]
+    assert search.best_score_ == pytest.approx(grid.best_score_, rel=1e-4)
     for key in [k for k in grid.cv_results_ if "_test_" in k]:
         np.testing.assert_allclose(search.cv_results_[key], grid.cv_results_[key], rtol=1e-4)
     np.testing.assert_allclose(search.coef_, grid.best_estimator_.coef_, atol=1e-6)
@@ -60,6 +61,9 @@ def test_choice_by_disparity(data, folds):
     assert search.C_ == search.best_estimator_.C == CS[search.best_index_]
     named = MR2ClassifierCV(Cs=CS, cv=folds, scoring=scoring, refit="worst").fit(*data)
     assert named.best_index_ == named.cv_results_["mean_test_worst"].argmax()
+    assert named.best_score_ == named.cv_results_["mean_test_worst"].max()
+    named.set_params(refit=rule).fit(*data)
+    assert not hasattr(named, "best_score_")  # as in GridSearchCV
 
 
 def test_sample_weights_reach_fits_and_scores(data, folds):
@@ -93,6 +97,22 @@ def test_pipeline_frames_and_template(data):
     assert template.C == 1.0
     assert not hasattr(template, "coef_")
     make_pipeline(StandardScaler(), clone(search)).fit(X, y)
+
+
+@pytest.mark.parametrize("names", [np.arange(10), np.array([f"digit {k}" for k in range(10)])])
+def test_folds_without_a_class(data, names):
+    X, y = data[0], names[data[1]]
+    once = (data[1] != 7) | (np.arange(900) == np.flatnonzero(data[1] == 7)[0])
+    with (
+        pytest.warns(UserWarning, match="least populated class"),
+        pytest.raises(
+            ValueError, match=r"fold \d has no sample of the classes \[.*7'?\].*leave out"
+        ),
+    ):
+        MR2ClassifierCV(cv=3).fit(X[once], y[once])
+    by_class = [(np.flatnonzero(data[1] > 2), np.flatnonzero(data[1] <= 2))]
+    with pytest.raises(ValueError, match=r"fold 0 has .*0.*1.*2'?\]\, so"):
+        MR2ClassifierCV(cv=by_class).fit(X, y)
 
 
 @pytest.mark.parametrize(
