@@ -28,12 +28,16 @@ from .heads import CosineHead, LinearHead
 from .losses import MARGIN_MODES, MARGIN_STATISTICS, LogitMarginLoss, MR2Loss
 from .modules import MLP, HeadedModule, n_features_of
 from .notebook import MarginsInNotebooks
-from .probe import GramPreconditioner, PreconditionedLBFGS, Solve
+from .probe import GramPreconditioner, HessianPreconditioner, PreconditionedLBFGS, Solve
 from .statistics import ClassMoments, class_margins, class_moments
 
 #: Samples that the probe's preconditioner is made of, for each feature and at least. At weights of
 #: zero all have the same curvature and few will do; easy problems are solved before the next one.
 _FIRST_ROWS, _LATER_ROWS = (2, 1024), (8, 4096)
+
+#: Largest number of weights for which the preconditioner is the whole Hessian, and of how many
+#: samples that is made: the more the better, since it learns about each pair of classes from few.
+_HESSIAN_SIDE, _HESSIAN_ROWS = 2048, 8192
 
 
 class FixedMarginLoss(nn.Module):
@@ -287,6 +291,10 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
 
     _passthrough_prefixes = (*TorchClassifier._passthrough_prefixes, "head__", "compile__")
 
+    # Set by MR2ClassifierCV, which fits the same data again and again: curvature serves the next.
+    _on_path = False
+    _last_made: _ProbePreconditioner | None = None
+
     _parameter_constraints: dict = {
         **TorchClassifier._parameter_constraints,
         "module": [StrOptions({"linear", "mlp"}), nn.Module, type],
@@ -446,18 +454,14 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
             )
         net: TensorNet
         if full_batch:
-            net = ProbeNet(
-                module,
-                tol=self.tol,
-                make_preconditioner=(
-                    lambda net: _probe_preconditioner(
-                        net, data, self.margin_mode, _resolve(self.fit_intercept, True)
-                    )
-                )
-                if self.head == "linear"
-                else None,
-                **options,
-            )
+            make = None
+            if self.head == "linear":
+                intercept = _resolve(self.fit_intercept, True)
+                known = None if self._last_made is None else self._last_made.known
+                make = _ProbePreconditioner(data, self.margin_mode, intercept, known)
+                if self._on_path:
+                    self._last_made = make
+            net = ProbeNet(module, tol=self.tol, make_preconditioner=make, **options)
         else:
             net = TensorNet(
                 module,
@@ -756,26 +760,57 @@ def _rank_correlation(margins: NDArray, error: NDArray | None) -> float:
     return float(spearmanr(margins[both], error[both]).statistic)
 
 
-@torch.no_grad()
-def _probe_preconditioner(
-    net: TensorNet, data: TrainingData, mode: str, fit_intercept: bool
-) -> Solve:
-    """Preconditioner from the curvature of the loss at the net's current parameters."""
-    n, n_features = data.X.shape
-    factor, least = _LATER_ROWS if net.module_.head.weight.any() else _FIRST_ROWS
-    n_rows = max(factor * n_features, least)
-    rows: Tensor | slice = slice(None)
-    if n > n_rows:
-        order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
-        rows = order[:n_rows].to(data.X.device)
-    X, y = data.X[rows].to(net.module_.head.weight.dtype), data.y[rows]
-    margin = net.criterion_.margins[y]
-    logits, _ = net.module_(X)
-    p = MARGIN_MODES[mode].apply(logits, y, margin).softmax(1)
-    # The mean of p_k (1 - p_k), whose terms, other than 1 - sum p_k^2, cannot round below zero.
-    curvature = (p * (1 - p)).mean(1).double() / len(X)
-    if mode == "divide":
-        curvature /= margin.double().square()
-    if data.sample_weight is not None:
-        curvature *= data.sample_weight[rows]
-    return GramPreconditioner(X, curvature, net.head_l2, fit_intercept=fit_intercept).solve
+class _ProbePreconditioner:
+    """Makes preconditioners from the curvature of the loss at a net's current parameters.
+
+    Parameters
+    ----------
+    known : HessianPreconditioner, optional
+        From a fit to the same data with another penalty, whose solution this fit starts from.
+    """
+
+    def __init__(
+        self,
+        data: TrainingData,
+        mode: str,
+        fit_intercept: bool,
+        known: HessianPreconditioner | None = None,
+    ) -> None:
+        self.data, self.mode, self.fit_intercept = data, mode, fit_intercept
+        self.known = known
+        self._first = True
+
+    @torch.no_grad()
+    def __call__(self, net: TensorNet) -> Solve:
+        first, self._first = self._first, False
+        if first and self.known is not None:
+            return self.known.with_ridge(net.head_l2).solve
+        data, weight = self.data, net.module_.head.weight
+        n, n_features = data.X.shape
+        at_zero = not weight.any()
+        # Two classes share one row of weights, for which the Gram matrix is the Hessian already.
+        whole = len(weight) == data.n_classes and data.n_classes * n_features <= _HESSIAN_SIDE
+        whole = whole and not at_zero
+        factor, least = _FIRST_ROWS if at_zero else _LATER_ROWS
+        n_rows = _HESSIAN_ROWS if whole else max(factor * n_features, least)
+        rows: Tensor | slice = slice(None)
+        if n > n_rows:
+            order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+            rows = order[:n_rows].to(data.X.device)
+        X, y = data.X[rows].to(weight.dtype), data.y[rows]
+        margin = net.criterion_.margins[y]
+        logits, _ = net.module_(X)
+        p = MARGIN_MODES[self.mode].apply(logits, y, margin).softmax(1)
+        share = torch.full_like(margin, 1 / len(X), dtype=torch.float64)
+        if self.mode == "divide":
+            share /= margin.double().square()
+        if data.sample_weight is not None:
+            share *= data.sample_weight[rows]
+        if whole:
+            self.known = HessianPreconditioner(
+                X, p, share, net.head_l2, fit_intercept=self.fit_intercept
+            )
+            return self.known.solve
+        # The mean of p_k (1 - p_k), whose terms, other than 1 - sum p_k^2, cannot round below zero.
+        curvature = (p * (1 - p)).mean(1).double() * share
+        return GramPreconditioner(X, curvature, net.head_l2, fit_intercept=self.fit_intercept).solve
