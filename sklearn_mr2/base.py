@@ -188,6 +188,7 @@ class TorchClassifier(
         return str(self.device)
 
     def _check_X(self, X: Any, *, reset: bool, y: Any = "no_validation") -> Any:
+        _refuse_lazy(X)
         dtype = self._floating_type(X) if reset else self.dtype_.type
         half = dtype is np.float32 and self._keeps_half() and _is_half(X)
         if half:
@@ -703,6 +704,11 @@ class TorchClassifier(
 
 def _dataset(data: TrainingData) -> TensorDataset:
     return TensorDataset(data.X, data.y, data.sample_weight)
+
+
+def _refuse_lazy(X: Any) -> None:
+    if type(X).__name__ == "LazyFrame":
+        raise TypeError("X is a LazyFrame, whose rows are not there yet. Use X.collect().")
 
 
 def _refuse_sparse(X: Any) -> None:

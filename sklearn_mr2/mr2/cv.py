@@ -23,7 +23,7 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from ..base import _check_labels
+from ..base import _check_labels, _refuse_lazy
 from .classifier import MR2Classifier
 from .notebook import MarginsInNotebooks
 
@@ -152,6 +152,7 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
         """
         template = MR2Classifier() if self.estimator is None else self.estimator
         self.Cs_ = self._check_Cs()
+        _refuse_lazy(X)
         X, y = indexable(X, y)
         validate_data(self, X, reset=True, skip_check_array=True)
         if y is None:
