@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.pipeline import Pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
@@ -38,8 +38,8 @@ def to_onnx(estimator: Any, X: Any) -> ModelProto:
     Parameters
     ----------
     estimator : MR2Classifier, MR2ClassifierCV, MirrorFlowClassifier or Pipeline
-        Fitted. Steps of a pipeline before the classifier are converted by skl2onnx, which has to
-        know them.
+        Fitted, or a fitted search over one of these, of which the best is converted. Steps of a
+        pipeline before the classifier are converted by skl2onnx, which has to know them.
     X : array-like or data frame of shape (n_samples, n_features), or of more dimensions
         A few rows such as ``predict`` takes, for the shape and type of the input, which is named
         ``X``. A classifier takes float32 if `X`, or its own parameter `dtype`, is that, and float64
@@ -63,10 +63,10 @@ def to_onnx(estimator: Any, X: Any) -> ModelProto:
 
     Notes
     -----
-    Everything is computed in the type that the classifier was fitted in, whatever that of the
-    input. Some operators of ONNX Runtime, convolutions among them, know float32 only: fit networks
-    of those with ``dtype="float32"``. The graph does not check its input as ``predict`` does; NaN
-    in gives NaN out.
+    The classifier computes in the type that it was fitted in, whatever that of the input. Some
+    operators of ONNX Runtime, convolutions among them, know float32 only: fit networks of those
+    with ``dtype="float32"``. Steps before it compute in float32 where skl2onnx has no other way.
+    The graph does not check its input as ``predict`` does; NaN in gives NaN out.
 
     Examples
     --------
@@ -79,28 +79,22 @@ def to_onnx(estimator: Any, X: Any) -> ModelProto:
     ['label', 'probabilities']
     """
     onnx = _import("onnx")
-    steps: list[tuple[str, Any]] = []
-    classifier = estimator
-    if isinstance(estimator, Pipeline):
-        *steps, (_, classifier) = estimator.steps
-    check_is_fitted(classifier)
-    # MR2ClassifierCV, or a search of scikit-learn's, holds the model that it chose.
-    classifier = getattr(classifier, "best_estimator_", classifier)
+    steps, classifier = _parts(estimator)
     if not isinstance(classifier, TorchClassifier):
         raise TypeError(
             "estimator must be a classifier of sklearn_mr2, or a Pipeline whose last step is one, "
             f"got {type(classifier).__name__}. What scikit-learn alone is made of, skl2onnx "
             "converts."
         )
-    steps = [step for step in steps if step[1] not in (None, "passthrough")]
     if not steps:
         features, dtype = classifier._check_X(X, reset=False), classifier._floating_type(X)
         model = _network(classifier, features, np.dtype(dtype), "X")
     else:
-        before = _preprocessing(Pipeline(steps), X)
+        preprocessing = make_pipeline(*steps)
+        before = _import("skl2onnx").to_onnx(preprocessing, X[:1], target_opset=_OPSET)
         (output,) = before.graph.output
         dtype = onnx.helper.tensor_dtype_to_np_dtype(output.type.tensor_type.elem_type)
-        features = classifier._check_X(Pipeline(steps).transform(X), reset=False)
+        features = classifier._check_X(preprocessing.transform(X), reset=False)
         model = _network(classifier, features, dtype, "classifier_input")
         before.ir_version = model.ir_version
         model = onnx.compose.merge_models(before, model, [(output.name, "classifier_input")])
@@ -108,6 +102,18 @@ def to_onnx(estimator: Any, X: Any) -> ModelProto:
     model.producer_name, model.producer_version = "sklearn-mr2", __version__
     onnx.checker.check_model(model)
     return model
+
+
+def _parts(estimator: Any) -> tuple[list[Any], Any]:
+    """Steps of a fitted pipeline before its classifier, and that, whatever they are wrapped in."""
+    check_is_fitted(estimator)
+    if isinstance(estimator, Pipeline):
+        steps = [step for _, step in estimator.steps[:-1] if step not in (None, "passthrough")]
+        more, classifier = _parts(estimator.steps[-1][1])
+        return [*steps, *more], classifier
+    # MR2ClassifierCV, or a search of scikit-learn's, holds the model that it chose.
+    best = getattr(estimator, "best_estimator_", None)
+    return ([], estimator) if best is None else _parts(best)
 
 
 class _Probabilities(nn.Module):
@@ -149,11 +155,6 @@ def _network(
     return _import("onnx").compose.add_prefix(
         model, "classifier_", rename_inputs=False, rename_outputs=False
     )
-
-
-def _preprocessing(steps: Pipeline, X: Any) -> ModelProto:
-    """Graph of the steps before the classifier."""
-    return _import("skl2onnx").to_onnx(steps, X[:1], target_opset=_OPSET)
 
 
 def _add_labels(model: ModelProto, classes: NDArray) -> None:

@@ -13,8 +13,9 @@ from sklearn.compose import make_column_transformer
 from sklearn.datasets import make_classification
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
 from torch import nn
 
 from sklearn_mr2 import MirrorFlowClassifier, MR2Classifier, MR2ClassifierCV, __version__
@@ -166,6 +167,16 @@ class TestToONNX:
         # The computation stays in float64, as that of predict_proba does.
         assert_allclose(probabilities, model.predict_proba(single), atol=1e-13)
 
+    def test_search_over_a_pipeline_in_a_pipeline(self):
+        pytest.importorskip("skl2onnx")
+        X, y = data("float32")
+        inner = make_pipeline(StandardScaler(), MR2Classifier())
+        search = GridSearchCV(inner, {"mr2classifier__C": [0.01, 1.0]}, cv=2)
+        model = make_pipeline(MinMaxScaler(), search).fit(X, y)
+        label, probabilities = run(to_onnx(model, X), X)
+        assert_allclose(probabilities, model.predict_proba(X), atol=5e-6)
+        assert_array_equal(label, model.predict(X))
+
     def test_compiled_network(self):
         X, y = data("float32")
         model = fit("mlp", X, y)
@@ -179,6 +190,8 @@ class TestToONNX:
             to_onnx(MR2Classifier(), X)
         with pytest.raises(NotFittedError):
             to_onnx(MR2ClassifierCV(), X)
+        with pytest.raises(NotFittedError):
+            to_onnx(make_pipeline(StandardScaler(), MR2Classifier()), X)
         with pytest.raises(TypeError, match="got LogisticRegression"):
             to_onnx(LogisticRegression().fit(X, y), X)
         with pytest.raises(ValueError, match="5 features"):
