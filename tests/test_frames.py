@@ -152,6 +152,7 @@ def test_scores_in_polars(model):
     assert report.index.tolist() == labels
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("name", ["network", "flow"])
 def test_sparsity_in_polars(name):
     fitted = fit(MODELS[name], FRAME, LABELS)
@@ -159,9 +160,8 @@ def test_sparsity_in_polars(name):
     assert 0 < sparsity(fitted, FRAME, LABELS) < 1
     assert isinstance(sparsity.per_layer(fitted, FRAME), pd.DataFrame)
     curve = pruning_curve(fitted, FRAME, LABELS, [0.0, 0.5], by="neuron")
-    assert_array_equal(
-        curve["score"], pruning_curve(fitted, X, Y, [0.0, 0.5], by="neuron")["score"]
-    )
+    plain = pruning_curve(fit(MODELS[name], X, Y), X, Y, [0.0, 0.5], by="neuron")
+    assert_array_equal(curve["score"], plain["score"])
     scores = cross_validate(clone(fitted), FRAME, LABELS, scoring=sparsity, cv=2)["test_score"]
     assert (scores > 0).all()
 
