@@ -92,8 +92,9 @@ for ax, name in zip(axes, ["MR2, paper's rule", "MR2, error rule"], strict=True)
         model.classes_, error_model.class_spread_, model.margins_, strict=True
     ):
         if label in ("Shirt", "Bag", "Coat", "Sneaker"):
+            offset = (5, -11) if label == "Bag" else (5, 3)
             ax.annotate(
-                label, (error, margin), xytext=(5, 3), textcoords="offset points", fontsize=9
+                label, (error, margin), xytext=offset, textcoords="offset points", fontsize=9
             )
     ax.set(
         title=f"{name}: correlation {model.margin_error_correlation_:.2f}",

@@ -66,9 +66,10 @@ rows = {}
 for ax, (name, student) in zip(axes, students.items(), strict=True):
     w_in, w_out = student.coefs_
     c = np.sort(np.linalg.norm(w_in, axis=0) * np.abs(w_out[:, 0]))[::-1]
-    ax.bar(range(len(c)), c / c[0], width=0.8)
+    ax.bar(range(len(c)), c / c[0], width=0.8, color="#0072B2")
     ax.set_title(name, fontsize=10)
-    ax.set_xlabel("neuron")
+    ax.set_xlabel("Neuron")
+    ax.spines[["top", "right"]].set_visible(False)
     theta = np.concatenate([w_in.ravel(), w_out.ravel()])
     rows[name] = {
         "active neurons": (c > 0.01 * c[0]).sum(),
@@ -76,7 +77,7 @@ for ax, (name, student) in zip(axes, students.items(), strict=True):
         # The network is homogeneous of degree 2, so a margin grows with the square of the norm.
         **{f"L{p} margin": student.margin_ / np.linalg.norm(theta, p) ** 2 for p in (1, 2, 3)},
     }
-axes[0].set_ylabel("effective weight / largest")
+axes[0].set_ylabel("Effective weight / largest")
 plt.show()
 
 # %%
@@ -96,10 +97,13 @@ pd.DataFrame(rows).T.style.format("{:.3g}")
 # grows.
 
 fig, ax = plt.subplots(figsize=(9, 3.5), layout="constrained")
-for name, student in students.items():
+for (name, student), color in zip(
+    students.items(), ["#0072B2", "#E69F00", "#009E73", "#000000"], strict=True
+):
     path = student.history_.query("margin > 0.1").dropna(subset="sparsity")
-    ax.plot(path["margin"], path["sparsity"], label=name)
-ax.set(xscale="log", xlabel="smallest margin", ylabel="sparsity", ylim=(0, 1))
+    ax.plot(path["margin"], path["sparsity"], label=name, color=color)
+ax.set(xscale="log", xlabel="Smallest margin", ylabel="Sparsity", ylim=(0, 1))
+ax.spines[["top", "right"]].set_visible(False)
 ax.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
