@@ -76,9 +76,9 @@ correlation.round(2)
 # With ten classes it takes about ±0.64 to be more than chance at the 5 % level, so read the first
 # two columns with care. On Fashion-MNIST both rules tell clothes from shoes, but their largest
 # margin goes to bags, which come in all shapes and are easy to recognise. On digits the rule of the
-# paper, if anything, gives the difficult ones *less*. Errors on the training part follow those on the
-# test part, as they should. Mind the scale, too: margins of the first two rules lie within a fifth
-# of their mean, and hardly move a probe.
+# paper, if anything, gives the difficult ones *less*. Errors on the training part follow those on
+# the test part, as they should. Mind the scale, too: margins of the first two rules lie within a
+# fifth of their mean, and hardly move a probe.
 #
 # To follow is not yet to help
 # ----------------------------
