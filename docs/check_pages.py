@@ -127,6 +127,7 @@ def check(root: Path, screenshots: Path | None, online: bool) -> list[str]:
     """Everything that is broken in the site at `root`."""
     problems = list(broken_links(root))
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Silent, directory=str(root)))
+    server.handle_error = lambda *_: None  # a page that is left breaks off its requests
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     with sync_playwright() as playwright:
