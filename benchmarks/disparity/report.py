@@ -35,7 +35,7 @@ def as_fixed(rows: Sequence[dict[str, Any]], groups: Iterable[str]) -> list[dict
     for row in rows:
         for candidate in row["candidates"] if row["group"] in groups else ():
             shown = {k: v for k, v in candidate["parameters"].items() if k != "kind"}
-            name = f"{row['method']}: " + ", ".join(f"{k} {v:g}" for k, v in shown.items())
+            name = f"{row['method']}: " + ", ".join(f"{k} {v}" for k, v in shown.items())
             cells.append({**row, "method": name, "candidates": [candidate]})
     return cells
 

@@ -1,7 +1,8 @@
 """The data sets of the comparison, and the model that is trained on each.
 
 Every task draws a training and a test set anew for each seed, disjoint and balanced as the data
-are. Features are centred and scaled with the training set's statistics alone.
+are; satimage, whose classes differ in size, is first cut to equal ones. Features are centred and
+scaled with the training set's statistics alone.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,7 @@ class Task:
     `n_train` and `n_test` are sizes (a `n_test` of None takes the rest). `prepare` turns the raw
     training and test features into those the model sees. `strengths` are what
     cross-entropy is tuned over: `C` of a probe, the learning rate of a network, which decides how
-    well it is fitted. `n_folds` is the number of inner folds.
+    well it is fitted. `n_folds` is the number of inner folds; `equal` cuts classes to equal size.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Task:
     strengths: tuple[float, ...]
     seeds: int = 5
     control: bool = False
+    equal: bool = False
     n_folds: int = 3
     hidden: int = 64
     max_epochs: int = 30
@@ -58,15 +60,24 @@ class Task:
     def split(self, cache_folder: Path, seed: int) -> Split:
         """Draw training and test set."""
         X, y = load(cache_folder / self.file)
+        rows = equal_classes(y, seed) if self.equal else np.arange(len(y))
         train, test = train_test_split(
-            np.arange(len(y)),
+            rows,
             train_size=self.n_train,
-            test_size=self.n_test if self.n_test else len(y) - self.n_train,
-            stratify=y,
+            test_size=self.n_test if self.n_test else len(rows) - self.n_train,
+            stratify=y[rows],
             random_state=seed,
         )
         X_train, X_test = self.prepare(X[train].astype(np.float32), X[test].astype(np.float32))
         return Split(X_train, y[train], X_test, y[test])
+
+
+def equal_classes(y: NDArray, seed: int) -> NDArray:
+    """Rows of as many samples of each class as the smallest has."""
+    rng = np.random.default_rng(seed)
+    members = [np.flatnonzero(y == k) for k in np.unique(y)]
+    size = min(map(len, members))
+    return np.concatenate([rng.choice(rows, size, replace=False) for rows in members])
 
 
 @cache
@@ -118,7 +129,7 @@ TASKS = {
     for task in [
         _table("vowel", 550, "probe"),
         _table("segment", 1155, "probe"),
-        _table("satimage", 3000, "probe"),
+        _table("satimage", 3000, "probe", equal=True),
         _table("letter", 5000, "probe"),
         Task("fashion-probe", FASHION, "probe", 4000, 6000, principal_components, EMBEDDINGS),
         Task("wordnet-probe", WORDNET, "probe", 5700, None, scale_embeddings, EMBEDDINGS),
@@ -126,7 +137,7 @@ TASKS = {
         _table("optdigits", 2000, "probe", control=True),
         _table("vowel", 550, "mlp", max_epochs=50),
         _table("segment", 1155, "mlp", max_epochs=50),
-        _table("satimage", 3000, "mlp", batch_size=128, max_epochs=30),
+        _table("satimage", 3000, "mlp", equal=True, batch_size=128, max_epochs=30),
         _table("letter", 5000, "mlp", batch_size=128, max_epochs=30),
         Task(
             "fashion-mlp",

@@ -24,7 +24,7 @@ from methods import METHODS, mr2
 from report import mean_interval, measures, write_report
 from rules import choose_offsets, hardest, membership, temperature
 from selection import BASELINE, choose, most_accurate
-from tasks import Split, Task, standardise
+from tasks import Split, Task, equal_classes, standardise
 
 
 @pytest.fixture(scope="module")
@@ -235,3 +235,11 @@ def test_interval_is_students():
     mean, low, high = mean_interval(values)
     expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert (mean, low, high) == pytest.approx((7 / 3, expected.low, expected.high))
+
+
+def test_equal_classes():
+    y = np.repeat([0, 1, 2], [7, 4, 9])
+    rows = equal_classes(y, 0)
+    assert np.bincount(y[rows]).tolist() == [4, 4, 4]
+    assert len(set(rows)) == 12
+    assert set(rows) != set(equal_classes(y, 1))
