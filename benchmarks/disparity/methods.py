@@ -86,15 +86,16 @@ def error_weights(learner: Learner, power: float, factor: float) -> Predictor:
     return learner.fit(L.CrossEntropy(), factor, weight / weight.mean())
 
 
-def margins_of(learner: Learner, statistic: str, mode: str, margin: float) -> NDArray:
+def margins_of(
+    learner: Learner, statistic: str, mode: str, margin: float, exponent: float
+) -> NDArray:
     """Margins of frozen features, as MR2Classifier computes them."""
     if statistic == "error":
-        spread, exponent = torch.as_tensor(learner.class_error), 1.0
+        spread = torch.as_tensor(learner.class_error)
     else:
         X, y = torch.from_numpy(learner.X), torch.from_numpy(learner.y)
         moments = class_moments(X, y, learner.n_classes)
         spread = getattr(moments, statistic)
-        exponent = 1 / 3 if mode == "divide" else 1.0
     floor = 0.1 if mode == "divide" else 0.0
     return class_margins(spread, margin, exponent=exponent, floor=floor).numpy()
 
@@ -106,12 +107,14 @@ def mr2(
     statistic: str = "second_moment",
     mode: str = "divide",
     representation: float = 0.0,
+    exponent: float | None = None,
 ) -> Predictor:
     """The package's MR2: exact statistics of frozen features, running ones of learned."""
+    if exponent is None:
+        exponent = 1 / 3 if mode == "divide" and statistic != "error" else 1.0
     if learner.task.model == "probe":
-        margins = margins_of(learner, statistic, mode, margin)
+        margins = margins_of(learner, statistic, mode, margin, exponent)
         return learner.fit(FixedMargins(margins, mode), factor)
-    exponent = 1 / 3 if mode == "divide" and statistic != "error" else 1.0
     if statistic == "none":
         statistic, exponent = "second_moment", 0.0
     loss = MR2Loss(
@@ -173,6 +176,18 @@ METHODS = [
         tuple({**s, "kind": "membership", "give_up": 0.0} for s in MIXED),
     ),
     Method("base + error margin", "better rule", with_error_margins, MIXED),
+    Method(
+        "root of error, subtracted",
+        "better rule",
+        mr2,
+        grid(
+            "margin",
+            (2.0, 1.0, 4.0, 3.0, 8.0, 6.0),
+            statistic="error",
+            mode="subtract",
+            exponent=0.5,
+        ),
+    ),
     Method(
         "base + shrunk error margin",
         "better rule",

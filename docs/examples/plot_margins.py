@@ -85,7 +85,8 @@ correlation.round(2)
 #
 # How a margin acts is another matter. The default divides the logits of a sample by the margin of
 # its class, and a large margin then also shrinks the gradient of its samples. For margins as
-# unequal as those from errors that backfires: they should be subtracted.
+# unequal as those from errors that backfires, and the classifier warns of it: they should be
+# subtracted.
 
 for mode in ("divide", "subtract"):
     model = MR2Classifier(

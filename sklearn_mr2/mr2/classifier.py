@@ -40,6 +40,10 @@ _FIRST_ROWS, _LATER_ROWS = (2, 1024), (8, 4096)
 _HESSIAN_SIDE, _HESSIAN_ROWS = 2048, 8192
 
 
+#: Ratio of the largest to the smallest margin above which margins should not divide.
+_WIDE = 4.0
+
+
 class FixedMarginLoss(nn.Module):
     """The logit margin loss of frozen features, whose margins do not change during training.
 
@@ -163,10 +167,10 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         that trades against `C`.
     margin_statistic : {"second_moment", "dispersion", "error"} or None, default="second_moment"
         What the margin of a class grows with: the second moment of its features (the paper's
-        rule), their dispersion around the class mean, or the class's out-of-fold error. With None
-        every class gets `margin`.
+        rule), their dispersion around the class mean, or the class's out-of-fold error, to go with
+        ``margin_mode="subtract"``. With None every class gets `margin`.
     margin_exponent : float, default=1/3
-        Power of the statistic.
+        Power of the statistic; 0 gives every class `margin`. With "error", 0.5 to 1 are good.
     margin_mode : {"divide", "subtract"}, default="divide"
         Whether a margin divides the logits of a sample (the paper's rule) or is subtracted from
         the logit of its class.
@@ -694,6 +698,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
             )
         criterion = self.net_.criterion_
         self.margins_ = criterion.margins.cpu().numpy()
+        self._check_margins()
         self.class_spread_ = criterion.spread.cpu().numpy()
         error = getattr(criterion, "error", None)
         source = None if error is None else "out_of_fold"
@@ -701,6 +706,18 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
             error, source = self._validation_error(valid), "validation"
         self.margin_error_source_ = source
         self.margin_error_correlation_ = _rank_correlation(self.margins_, error)
+
+    def _check_margins(self) -> None:
+        """Warn of a rule that does the opposite of what it is chosen for."""
+        if self.margin_statistic != "error" or self.margin_mode != "divide":
+            return
+        if self.margins_.max() > _WIDE * self.margins_.min():
+            warnings.warn(
+                "Margins from class errors differ so much that dividing by them takes the gradient "
+                "from the classes with the largest errors, which tend to get worse. Set "
+                "margin_mode='subtract', or lower margin_exponent.",
+                stacklevel=5,
+            )
 
     def _validation_error(self, valid: TensorDataset) -> NDArray:
         predicted = torch.cat([z.argmax(1).cpu() for z, _ in self.net_.outputs(valid.X)]).numpy()

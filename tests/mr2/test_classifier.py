@@ -224,6 +224,17 @@ class TestMargins:
         with pytest.raises(ValueError, match="Lower error_cv"):
             MR2Classifier(margin_statistic="error").fit(X[rows], y[rows])
 
+    @pytest.mark.parametrize("module", ["linear", "mlp"])
+    def test_warns_of_dividing_by_errors(self, module):
+        X, y, _ = problem(3, n=200)
+        X[y == 0] += 20  # a class without any error
+        options = {"module": module, "margin_statistic": "error", "margin_exponent": 1.0}
+        with pytest.warns(UserWarning, match="margin_mode='subtract'"):
+            MR2Classifier(**options, random_state=0).fit(X, y)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            MR2Classifier(**options, margin_mode="subtract", random_state=0).fit(X, y)
+
     def test_error_folds_follow_the_random_state(self):
         X, y, _ = problem(4, n=200)
         fit = [
