@@ -40,6 +40,21 @@ def as_fixed(rows: Sequence[dict[str, Any]], groups: Iterable[str]) -> list[dict
     return cells
 
 
+def thirds_of(
+    rows: Sequence[dict[str, Any]], reference_seeds: Iterable[int]
+) -> dict[str, np.ndarray]:
+    """Which third each class of each task is in, by cross-entropy's runs with reference seeds."""
+    by_task: dict[str, list[np.ndarray]] = {}
+    for row in rows:
+        if row["method"] == BASELINE and row["seed"] in reference_seeds:
+            recalls = np.array(most_accurate(row)["test"]["recalls"])
+            by_task.setdefault(row["task"], []).append(recalls)
+    return {
+        task: difficulty_thirds(pd.Series(np.mean(runs, axis=0))).to_numpy()
+        for task, runs in by_task.items()
+    }
+
+
 def measures(
     rows: Sequence[dict[str, Any]], reference_seeds: Iterable[int], stay: bool = True
 ) -> pd.DataFrame:
@@ -48,14 +63,7 @@ def measures(
     `stay` is that of :func:`selection.choose`.
     """
     baselines = {(r["task"], r["seed"]): r for r in rows if r["method"] == BASELINE}
-    by_task: dict[str, list[np.ndarray]] = {}
-    for (task, seed), row in baselines.items():
-        if seed in reference_seeds:
-            by_task.setdefault(task, []).append(np.array(most_accurate(row)["test"]["recalls"]))
-    thirds = {
-        task: difficulty_thirds(pd.Series(np.mean(runs, axis=0))).to_numpy()
-        for task, runs in by_task.items()
-    }
+    thirds = thirds_of(rows, reference_seeds)
     records = []
     for row in rows:
         key = row["task"], row["seed"]
@@ -227,7 +235,7 @@ def write_report(
     if table.empty:
         return
     tasks = list(dict.fromkeys(table["task"]))
-    fixed = measures(as_fixed(rows, ["better rule"]), seeds, stay=False)
+    fixed = measures(as_fixed(rows, ["better rule", "MR2"]), seeds, stay=False)
     sections = {
         "goal": goal_table(table),
         "goal, methods alone": goal_table(alone),
@@ -237,7 +245,11 @@ def write_report(
         plot(table, task, docs / "images" / f"disparity_{task}.png")
         image = f"![Overall against hardest third on {task}](../images/disparity_{task}.png)"
         sections[task] = f"{image}\n\n{task_table(table, task)}"
-    path = docs / "benchmarks" / "disparity.md"
+    replace_sections(docs / "benchmarks" / "disparity.md", sections)
+
+
+def replace_sections(path: Path, sections: dict[str, str]) -> None:
+    """Put tables between the comments of their names; those without are added at the end."""
     page = path.read_text() if path.exists() else ""
     for name, text in sections.items():
         begin, end = f"<!-- table: {name} -->", "<!-- end of table -->"

@@ -15,9 +15,10 @@ from sklearn_mr2 import MR2Classifier
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "disparity"))
 import compare
+import confirm
 from baselines import losses as L
 from baselines.meta import offsets_for_hard_classes
-from compare import Results, TrainingRun, run_seed
+from compare import REFERENCE_SEEDS, Results, TrainingRun, run_seed
 from learners import ProbeLearner
 from linear import LinearProbes
 from methods import METHODS, mr2
@@ -243,3 +244,27 @@ def test_equal_classes():
     assert np.bincount(y[rows]).tolist() == [4, 4, 4]
     assert len(set(rows)) == 12
     assert set(rows) != set(equal_classes(y, 1))
+
+
+def test_confirmation_fits_what_is_missing_and_pairs_by_seed(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(Task, "split", lambda *_: Split(*(part[:150] for part in digits)))
+    monkeypatch.setattr(confirm, "TASKS", {"tiny": task("probe", n_folds=2)})
+    results = Results(tmp_path / "confirmation.jsonl")
+    confirm.run(results, tmp_path, ["tiny"], [20, 21])
+    assert len(results.rows) == 2 * len(confirm.MODELS)
+    confirm.run(results, tmp_path, ["tiny"], [20, 21])
+    assert len(results.rows) == 2 * len(confirm.MODELS)
+    by_model = {row["method"]: row for row in results.rows if row["seed"] == 20}
+    plain, ruled = by_model[BASELINE], by_model["error rule, margin 3, 3 C"]
+    assert ruled["C"] == 3 * plain["C"]
+    reference = Results(tmp_path / "comparison.jsonl")
+    for seed in REFERENCE_SEEDS:
+        run_seed(reference, task("probe", n_folds=2), tmp_path, seed, None)
+    lines = confirm.table(results, reference).splitlines()
+    assert len(lines) == 2 + len(confirm.MODELS)
+    accuracy = {
+        model: np.mean([r["accuracy"] for r in results.rows if r["method"] == model])
+        for model in confirm.MODELS
+    }
+    difference = 100 * (accuracy["error rule, margin 3, 3 C"] - accuracy[BASELINE])
+    assert f"{difference:+.2f} [" in next(line for line in lines if "margin 3" in line)
