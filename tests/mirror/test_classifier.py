@@ -565,6 +565,23 @@ class TestModule:
             assert model.net_.module_.network[0][1].running_mean.max() != 0.3
             encoder.eval()
 
+    @pytest.mark.parametrize("batch_size", [None, 20])
+    def test_prints_what_is_asked_for(self, batch_size, capfd):
+        X, y = two_classes()
+        model = MirrorFlowClassifier((8,), batch_size=batch_size, max_epochs=3, random_state=0)
+        quiet(model, X, y, X_val=X, y_val=y).predict(X)
+        model.partial_fit(X, y)
+        assert capfd.readouterr() == ("", "")
+        quiet(model.set_params(verbose=1), X, y, X_val=X, y_val=y)
+        out, err = capfd.readouterr()
+        assert out == ""
+        last = err.strip().split("\r")[-1]
+        for name in ("train_loss", "valid_loss", "margin"):
+            assert f"{name}={model.history_[name].iloc[-1]:.4g}" in last
+        assert "| 3/3 [" in last
+        quiet(model.set_params(verbose=2), X, y)
+        assert len(capfd.readouterr().out.strip().splitlines()) == 3 + 2
+
     def test_dropout_is_deterministic(self):
         X, y = two_classes()
         network = nn.Sequential(

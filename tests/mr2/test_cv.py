@@ -78,6 +78,12 @@ def test_sample_weights_reach_fits_and_scores(data, folds):
     assert expected > model.score(X[test], y[test]) + 0.05
 
 
+def test_a_search_prints_nothing(data, folds, capfd):
+    X, y = data[0][:200], data[1][:200]
+    MR2ClassifierCV(Cs=CS[:2], cv=folds).fit(X, y).predict(X)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_networks_start_afresh(data, folds):
     """Training on from the last C would make scores depend on the order."""
     X, y = data[0][:200], data[1][:200]
