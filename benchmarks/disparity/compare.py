@@ -42,8 +42,8 @@ FIRST_SEED = 10
 def judge(logits: NDArray, y: NDArray) -> dict[str, Any]:
     """Accuracy and recall of each class."""
     return {
-        "accuracy": float(np.mean(logits.argmax(1) == y)),
-        "recalls": recalls(logits, y).tolist(),
+        "accuracy": round(float(np.mean(logits.argmax(1) == y)), 6),
+        "recalls": recalls(logits, y).round(6).tolist(),
     }
 
 

@@ -62,8 +62,10 @@ def run(results: Results, cache: Path, tasks: Sequence[str], seeds: Sequence[int
                     "method": model,
                     "seed": seed,
                     "C": factor * C,
-                    "accuracy": right.mean(),
-                    "recalls": [right[split.y_test == k].mean() for k in classifier.classes_],
+                    "accuracy": round(right.mean(), 6),
+                    "recalls": [
+                        round(right[split.y_test == k].mean(), 6) for k in classifier.classes_
+                    ],
                     "fit_seconds": round(seconds, 3),
                 }
                 results.add(row)

@@ -164,7 +164,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         The statistics are those of the normalised features then; use ``margin_norm=3``.
     margin : float, default=1.0
         Mean of the class margins, :math:`\\bar c`. Where margins divide, it acts as a temperature
-        that trades against `C`.
+        that trades against `C`, and must be positive. Where they subtract, 0 is cross-entropy.
     margin_statistic : {"second_moment", "dispersion", "error"} or None, default="second_moment"
         What the margin of a class grows with: the second moment of its features (the paper's
         rule), their dispersion around the class mean, or the class's out-of-fold error, to go with
@@ -303,7 +303,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         **TorchClassifier._parameter_constraints,
         "module": [StrOptions({"linear", "mlp"}), nn.Module, type],
         "head": [StrOptions({"linear", "cosine"})],
-        "margin": [Interval(Real, 0, None, closed="neither")],
+        "margin": [Interval(Real, 0, None, closed="left")],
         "margin_statistic": [StrOptions(set(MARGIN_STATISTICS)), None],
         "margin_exponent": [Interval(Real, 0, None, closed="left")],
         "margin_mode": [StrOptions(set(MARGIN_MODES))],
@@ -423,6 +423,11 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         self._check_optimizer(by_parts)
         with rng.scope():
             module = self._build_module(data, seed)
+        if self.margin == 0 and self.margin_mode == "divide":
+            raise ValueError(
+                "margin=0 would divide the logits by 0. For a model without margins set "
+                "margin_statistic=None, or margin_mode='subtract'."
+            )
         full_batch = self._full_batch(by_parts)
         fixed = self._frozen and not by_parts
         if full_batch and self.checkpoint is not None:

@@ -241,7 +241,8 @@ def class_margins(
         Non-negative spread :math:`r_k` of each class. NaN or infinity stands for a spread that is
         not known.
     mean_margin : float, default=1.0
-        :math:`\\bar c`, the mean of the margins over the classes whose spread is known.
+        :math:`\\bar c`, the mean of the margins over the classes whose spread is known. It may be
+        0 only where margins are subtracted, with ``floor=0``.
     exponent : float, default=1/3
         :math:`e`. With 0 every class gets `mean_margin`.
     present : bool Tensor of shape (n_classes,), optional
@@ -263,7 +264,8 @@ def class_margins(
     Raises
     ------
     ValueError
-        If `mean_margin` is not positive, `exponent` is negative or `floor` is outside [0, 1).
+        If `mean_margin` is negative, or 0 with a positive `floor`, if `exponent` is negative, or
+        if `floor` is outside [0, 1).
 
     Examples
     --------
@@ -272,8 +274,11 @@ def class_margins(
     >>> class_margins(torch.tensor([1.0, 8.0])).tolist()  # a ratio of 8 gives a ratio of 2
     [0.6666..., 1.3333...]
     """
-    if not 0 < mean_margin < math.inf:
-        raise ValueError(f"mean_margin={mean_margin!r} must be a positive finite number.")
+    if not 0 <= mean_margin < math.inf or mean_margin == 0 < floor:
+        raise ValueError(
+            f"mean_margin={mean_margin!r} must be a positive finite number; 0 needs floor=0, since "
+            "margins of 0 cannot divide."
+        )
     if not 0 <= exponent < math.inf:
         raise ValueError(f"exponent={exponent!r} must be a finite number of at least 0.")
     if not 0 <= floor < 1:

@@ -137,6 +137,20 @@ class TestOptimum:
         assert objective_of(model, X, y) <= reference.fun * (1 + 1e-9)
         np.testing.assert_allclose(model.coef_.ravel(), reference.x[:12], atol=2e-3)
 
+    def test_subtracted_margins_of_0_are_cross_entropy(self):
+        X, y, _ = problem(3, n=200)
+        none, plain = (
+            MR2Classifier(tol=1e-12, random_state=0, **options).fit(X, y)
+            for options in (
+                {"margin": 0.0, "margin_mode": "subtract", "margin_statistic": "error"},
+                {"margin_statistic": None},
+            )
+        )
+        assert not none.margins_.any()
+        np.testing.assert_allclose(none.coef_, plain.coef_, atol=1e-5)
+        with pytest.raises(ValueError, match="margin_mode='subtract'"):
+            MR2Classifier(margin=0.0).fit(X, y)
+
     def test_warns_when_it_does_not_converge(self):
         X, y = load_digits(return_X_y=True)
         with pytest.warns(ConvergenceWarning, match="Raise max_epochs"):

@@ -778,3 +778,23 @@ def test_on_a_gpu(autocast):
         with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
             losses.append(criterion(*batch).cpu())
     torch.testing.assert_close(*losses)
+
+
+@given(
+    share=st.floats(0.2, 0.8),
+    first=st.floats(0, 5),
+    second=st.floats(0, 5),
+)
+def test_subtracted_margins_favour_a_class_by_less_than_two_to_one(share, first, second):
+    """Of two classes the first wins where its share times sigmoid(margin) is the larger one."""
+    margins = torch.tensor([first, second], dtype=torch.float64)
+    weight = torch.tensor([share, 1 - share], dtype=torch.float64)
+    loss = LogitMarginLoss("subtract", reduction="sum")
+    logit = torch.zeros(2, 1, dtype=torch.float64, requires_grad=True)
+    logits = torch.cat((logit, torch.zeros_like(logit)), 1)
+    loss(logits, torch.tensor([0, 1]), margins, weight).backward()
+    # Convex in the common logit of the first class: the sign of the slope at 0 is the decision.
+    slope = logit.grad.sum().item()
+    advantage = weight * margins.sigmoid()
+    assert slope == pytest.approx((advantage[1] - advantage[0]).item(), abs=1e-12)
+    assert 0.5 < (margins[0].sigmoid() / margins[1].sigmoid()).item() < 2
