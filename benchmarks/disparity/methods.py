@@ -132,6 +132,14 @@ def mr2(
     return learner.fit(loss, factor)
 
 
+def in_proportion(learner: Learner, scale: float, factor: float) -> Predictor:
+    """Margins that are a multiple of the class error, as with ``margin="auto"``."""
+    margin = scale * float(learner.class_error.mean())
+    if learner.task.model == "probe":
+        factor *= 1 + margin / 2
+    return mr2(learner, margin, factor, statistic="error", mode="subtract")
+
+
 def representation_only(learner: Learner, representation: float, factor: float) -> Predictor:
     """MR2 without margins."""
     return mr2(learner, 1.0, factor, statistic="none", representation=representation)
@@ -176,6 +184,12 @@ METHODS = [
         tuple({**s, "kind": "membership", "give_up": 0.0} for s in MIXED),
     ),
     Method("base + error margin", "better rule", with_error_margins, MIXED),
+    Method(
+        "error, in proportion",
+        "better rule",
+        in_proportion,
+        grid("scale", (8.0, 6.0, 4.0, 12.0, 16.0, 24.0)),
+    ),
     Method(
         "root of error, subtracted",
         "better rule",

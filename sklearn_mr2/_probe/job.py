@@ -28,7 +28,12 @@ Rule = Literal["paper", "error"]
 #: Margins of each rule, as parameters of MR2Classifier.
 RULES: dict[Rule, dict[str, Any]] = {
     "paper": {"margin_statistic": "second_moment"},
-    "error": {"margin_statistic": "error", "margin_mode": "subtract", "margin_exponent": 1.0},
+    "error": {
+        "margin": "auto",
+        "margin_statistic": "error",
+        "margin_mode": "subtract",
+        "margin_exponent": 1.0,
+    },
 }
 
 DEFAULT_CS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

@@ -40,6 +40,9 @@ _FIRST_ROWS, _LATER_ROWS = (2, 1024), (8, 4096)
 _HESSIAN_SIDE, _HESSIAN_ROWS = 2048, 8192
 
 
+#: Mean margin in units of the mean class error with ``margin="auto"``; 6 to 12 do much the same.
+_MARGIN_PER_ERROR = 8.0
+
 #: Ratio of the largest to the smallest margin above which margins should not divide.
 _WIDE = 4.0
 
@@ -162,9 +165,12 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         What maps features to logits: weights and intercepts, or scaled cosines as for CLIP, with
         ``head__scale`` and ``head__learn_scale``; see :class:`~sklearn_mr2.mr2.heads.CosineHead`.
         The statistics are those of the normalised features then; use ``margin_norm=3``.
-    margin : float, default=1.0
+    margin : float or "auto", default=1.0
         Mean of the class margins, :math:`\\bar c`. Where margins divide, it acts as a temperature
         that trades against `C`, and must be positive. Where they subtract, 0 is cross-entropy.
+        "auto", for margins that subtract and follow the "error", is eight times the mean of the
+        class errors: no margins where there are no errors to shift. The penalty is weakened to go
+        with them, see `C_`, so that `C` is that of the best model without margins.
     margin_statistic : {"second_moment", "dispersion", "error"} or None, default="second_moment"
         What the margin of a class grows with: the second moment of its features (the paper's
         rule), their dispersion around the class mean, or the class's out-of-fold error, to go with
@@ -189,7 +195,8 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
     C : float, default=1.0
         Inverse strength of the L2 penalty on the head's weights, with the meaning it has in
         :class:`~sklearn.linear_model.LogisticRegression`: the objective is
-        ``sum_i w_i l_i + ||W||^2 / (2 C)``, the intercept is not penalised.
+        ``sum_i w_i l_i + ||W||^2 / (2 C)``, the intercept is not penalised. With
+        ``margin="auto"`` the `C` of a model without margins.
     fit_intercept : bool or "auto", default="auto"
         Whether the head has an intercept. "auto" gives one to a linear head, none to a cosine one.
     class_weight : dict or "balanced", optional
@@ -255,6 +262,10 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         Weights of a linear head; one row for two classes.
     intercept_ : ndarray of shape (n_classes,) or (1,)
         Intercepts of a linear head.
+    C_ : float
+        Inverse strength of the penalty in the fit: `C`, or ``C * (1 + mean(margins_) / 2)`` with
+        ``margin="auto"``. For a margin between them the logits of two classes have to grow by half
+        of it each, which the penalty holds down.
     margins_ : ndarray of shape (n_classes,)
         Margin of each class.
     class_spread_ : ndarray of shape (n_classes,)
@@ -303,7 +314,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         **TorchClassifier._parameter_constraints,
         "module": [StrOptions({"linear", "mlp"}), nn.Module, type],
         "head": [StrOptions({"linear", "cosine"})],
-        "margin": [Interval(Real, 0, None, closed="left")],
+        "margin": [Interval(Real, 0, None, closed="left"), StrOptions({"auto"})],
         "margin_statistic": [StrOptions(set(MARGIN_STATISTICS)), None],
         "margin_exponent": [Interval(Real, 0, None, closed="left")],
         "margin_mode": [StrOptions(set(MARGIN_MODES))],
@@ -329,7 +340,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         module: Any = "linear",
         *,
         head: Literal["linear", "cosine"] = "linear",
-        margin: float = 1.0,
+        margin: float | Literal["auto"] = 1.0,
         margin_statistic: Literal["second_moment", "dispersion", "error"] | None = "second_moment",
         margin_exponent: float = 1 / 3,
         margin_mode: Literal["divide", "subtract"] = "divide",
@@ -423,11 +434,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         self._check_optimizer(by_parts)
         with rng.scope():
             module = self._build_module(data, seed)
-        if self.margin == 0 and self.margin_mode == "divide":
-            raise ValueError(
-                "margin=0 would divide the logits by 0. For a model without margins set "
-                "margin_statistic=None, or margin_mode='subtract'."
-            )
+        self._check_margin()
         full_batch = self._full_batch(by_parts)
         fixed = self._frozen and not by_parts
         if full_batch and self.checkpoint is not None:
@@ -440,10 +447,11 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
                 "mixed_precision is for training by mini-batches: the full-batch optimiser of a "
                 "linear probe would not reach the optimum. Set mixed_precision=None."
             )
+        loss = self._fixed_loss(module, data) if fixed else self._loss(module, data)
         options: dict[str, Any] = {
-            "criterion": self._fixed_loss(module, data) if fixed else self._loss(module, data),
+            "criterion": loss,
             "rng": rng,
-            "head_l2": self._head_l2(data.total_weight),
+            "head_l2": self._head_l2(data.total_weight, loss.margins),
             "max_epochs": _resolve(self.max_epochs, 2000 if full_batch else 50),
             "batch_size": _resolve(self.batch_size, 4096 if full_batch else 128),
             "iterator_valid__batch_size": 4096 if self._frozen else 512,
@@ -492,6 +500,22 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
             )
         return net.initialize()
 
+    def _check_margin(self) -> None:
+        if self.margin == "auto" and (self.margin_statistic, self.margin_mode) != (
+            "error",
+            "subtract",
+        ):
+            raise ValueError(
+                "margin='auto' is for margin_statistic='error' with margin_mode='subtract'; got "
+                f"margin_statistic={self.margin_statistic!r} and "
+                f"margin_mode={self.margin_mode!r}. Set these, or a number as margin."
+            )
+        if self.margin == 0 and self.margin_mode == "divide":
+            raise ValueError(
+                "margin=0 would divide the logits by 0. For a model without margins set "
+                "margin_statistic=None, or margin_mode='subtract'."
+            )
+
     def _check_optimizer(self, by_parts: bool) -> None:
         chosen = self.optimizer
         known = isinstance(chosen, type) and issubclass(chosen, torch.optim.Optimizer)
@@ -509,9 +533,12 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
                 stacklevel=6,
             )
 
-    def _head_l2(self, total_weight: float) -> float:
+    def _head_l2(self, total_weight: float, margins: Tensor) -> float:
         # Directions have no length to penalise.
-        return 0.0 if self.head == "cosine" else 1 / (self.C * total_weight)
+        return 0.0 if self.head == "cosine" else 1 / (self._C_under(margins) * total_weight)
+
+    def _C_under(self, margins: Tensor) -> float:
+        return float(self.C * (1 + margins.mean() / 2) if self.margin == "auto" else self.C)
 
     def _build_module(self, data: TrainingData, seed: int) -> HeadedModule:
         kwargs = {k.removeprefix("module__"): v for k, v in self._passthrough("module__").items()}
@@ -570,10 +597,11 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
     def _loss(self, module: HeadedModule, data: TrainingData) -> MR2Loss:
         """Loss whose margins follow the features during training."""
         weight = 0.0 if self._frozen else _resolve(self.representation_weight, 0.003)
+        error = self._out_of_fold_error(data) if self.margin_statistic == "error" else None
         loss = MR2Loss(
             data.n_classes,
             module.head.in_features,
-            margin=self.margin,
+            margin=self._mean_margin(error),
             margin_statistic=self.margin_statistic or "second_moment",
             margin_exponent=0.0 if self.margin_statistic is None else self.margin_exponent,
             margin_mode=self.margin_mode,
@@ -586,8 +614,8 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         if data.X.dtype == torch.float64:
             loss.double()
         loss.weight_scale = data.total_weight / len(data.X)
-        if self.margin_statistic == "error":
-            loss.set_class_spread(torch.as_tensor(self._out_of_fold_error(data)))
+        if error is not None:
+            loss.set_class_spread(torch.as_tensor(error))
         return loss
 
     def _fixed_loss(self, module: HeadedModule, data: TrainingData) -> FixedMarginLoss:
@@ -621,12 +649,18 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
             spread = torch.where(moments.present, spread, torch.nan)
         margins = class_margins(
             spread,
-            self.margin,
+            self._mean_margin(error),
             exponent=self.margin_exponent,
             floor=MARGIN_MODES[self.margin_mode].floor,
         )
         dtype = module.head.weight.dtype
         return FixedMarginLoss(margins.to(dtype), spread, moments, error, self.margin_mode)
+
+    def _mean_margin(self, error: NDArray | None) -> float:
+        if self.margin == "auto":
+            assert error is not None
+            return _MARGIN_PER_ERROR * float(np.nanmean(error))
+        return self.margin
 
     def _out_of_fold_error(self, data: TrainingData) -> NDArray:
         """Error of each class, by models without margins that have not seen the samples."""
@@ -686,7 +720,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
             net.n_seen = fitted.n_seen
             if fitted.criterion_.moments is not None:
                 net.criterion_.running.load(fitted.criterion_.moments)
-        net.head_l2 = self._head_l2(net.n_seen + len(data.X))
+        net.head_l2 = self._head_l2(net.n_seen + len(data.X), net.criterion_.margins)
         return net
 
     def _after_training(self, data: TrainingData, valid: TensorDataset | None) -> None:
@@ -703,6 +737,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
             )
         criterion = self.net_.criterion_
         self.margins_ = criterion.margins.cpu().numpy()
+        self.C_ = self._C_under(criterion.margins)
         self._check_margins()
         self.class_spread_ = criterion.spread.cpu().numpy()
         error = getattr(criterion, "error", None)
@@ -749,7 +784,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
                 "to_sklearn is for linear probes with a linear head. For a network, "
                 "put transform and a LogisticRegression with coef_ and intercept_ in a Pipeline."
             )
-        model = LogisticRegression(C=self.C, fit_intercept=_resolve(self.fit_intercept, True))
+        model = LogisticRegression(C=self.C_, fit_intercept=_resolve(self.fit_intercept, True))
         model.coef_, model.intercept_ = self.coef_.copy(), self.intercept_.copy()
         model.classes_ = self.classes_.copy()
         model.n_features_in_ = self.n_features_in_

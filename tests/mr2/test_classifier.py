@@ -232,6 +232,46 @@ class TestMargins:
         assert model.margin_error_source_ == "out_of_fold"
         assert model.margin_error_correlation_ == pytest.approx(1.0)
 
+    @pytest.mark.parametrize("module", ["linear", "mlp"])
+    def test_auto_margin_follows_the_error(self, module):
+        X, y, _ = problem(4, n=200)
+        rule = {"margin_statistic": "error", "margin_exponent": 1.0, "margin_mode": "subtract"}
+        auto, by_hand = (
+            MR2Classifier(module, **rule, error_cv=3, max_epochs=30, random_state=0)
+            for _ in range(2)
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            auto.set_params(margin="auto", C=0.5).fit(X, y)
+            np.testing.assert_allclose(auto.margins_, 8 * auto.class_spread_, rtol=1e-5)
+            assert auto.margins_.min() > 0
+            np.testing.assert_allclose(auto.C_, 0.5 * (1 + auto.margins_.mean() / 2), rtol=1e-6)
+            # The same errors, since they come from fits with the C given.
+            by_hand.set_params(margin=float(auto.margins_.mean()), C=auto.C_)
+            by_hand._out_of_fold_error = lambda data: auto.class_spread_
+            by_hand.fit(X, y)
+        np.testing.assert_allclose(auto.coef_, by_hand.coef_, atol=1e-5)
+        if module == "linear":
+            assert auto.to_sklearn().C == auto.C_
+
+    def test_auto_margin_without_errors_is_cross_entropy(self):
+        X, y = load_iris(return_X_y=True)
+        X, y = X[:100], y[:100]  # separable
+        rule = {"margin_statistic": "error", "margin_mode": "subtract", "margin": "auto"}
+        auto = MR2Classifier(**rule, tol=1e-12, random_state=0).fit(X, y)
+        plain = MR2Classifier(margin_statistic=None, tol=1e-12).fit(X, y)
+        assert not auto.margins_.any()
+        assert auto.C_ == plain.C_ == 1.0
+        np.testing.assert_allclose(auto.coef_, plain.coef_, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        "options", [{}, {"margin_statistic": "error"}, {"margin_mode": "subtract"}]
+    )
+    def test_auto_margin_needs_errors_and_subtraction(self, options):
+        X, y, _ = problem(3)
+        with pytest.raises(ValueError, match="margin='auto' is for margin_statistic='error'"):
+            MR2Classifier(margin="auto", **options).fit(X, y)
+
     def test_more_folds_than_samples_of_any_class(self):
         X, y, _ = problem(4, n=200)
         rows = np.concatenate([np.flatnonzero(y == k)[:3] for k in range(4)])
