@@ -6,7 +6,8 @@
 is. Here those of the user guide are fitted by the package's own classifier to other draws of the
 same tasks. `C` of cross-entropy is tuned on inner folds and nothing else; ``margin="auto"`` gets
 that `C`, fixed margins three times as much. Results are in ``results/confirmation.jsonl``, which
-grows by a line for each fit, the table in ``docs/benchmarks/disparity.md``.
+grows by a line for each fit, the table in ``docs/benchmarks/disparity.md``, the picture in
+``docs/images/confirmation.png``.
 """
 
 import argparse
@@ -35,6 +36,19 @@ MODELS: dict[str, tuple[dict[str, Any], float]] = {
     "the paper's margins": ({}, 1.0),
     "error rule, margin auto": ({**ERROR_RULE, "margin": "auto"}, 1.0),
     "error rule, margin 2, 3 C": ({**ERROR_RULE, "margin": 2.0}, 3.0),
+}
+
+RECOMMENDED = "error rule, margin auto"
+# What the tasks are called in the picture.
+SHOWN = {
+    "vowel-probe": "vowel",
+    "wordnet-probe": "WordNet glosses",
+    "letter-probe": "letter",
+    "satimage-probe": "satimage",
+    "fashion-probe": "Fashion-MNIST",
+    "segment-probe": "segment",
+    "optdigits-probe": "optdigits",
+    "texture-probe": "texture",
 }
 
 
@@ -71,8 +85,8 @@ def run(results: Results, cache: Path, tasks: Sequence[str], seeds: Sequence[int
                 print(name, seed, model, f"{100 * row['accuracy']:.2f}", flush=True)
 
 
-def table(results: Results, reference: Results) -> str:
-    """Differences to cross-entropy by task."""
+def values(results: Results, reference: Results) -> pd.DataFrame:
+    """Measures in points, by task, method and seed."""
     records = []
     thirds = thirds_of(reference.rows, REFERENCE_SEEDS)
     for row in results.rows:
@@ -86,18 +100,64 @@ def table(results: Results, reference: Results) -> str:
                 "std": recall.std(),
             }
         )
-    values = pd.DataFrame(records).set_index(["task", "method", "seed"])
-    tasks, values = values.index.unique("task"), values.sort_index()
+    return pd.DataFrame(records).set_index(["task", "method", "seed"])
+
+
+def table(measured: pd.DataFrame) -> str:
+    """Differences to cross-entropy by task."""
     lines = []
-    for task in tasks:
-        base = values.loc[task, BASELINE]
+    for task in SHOWN:
+        base = measured.loc[task, BASELINE]
         means = [f"{base[measure].mean():.2f}" for measure in MEASURES]
         lines.append([task, BASELINE, str(len(base)), *means])
         for model in list(MODELS)[1:]:
-            difference = (values.loc[task, model] - base).dropna()
+            difference = (measured.loc[task, model] - base).dropna()
             cells = [show(mean_interval(difference[measure])) for measure in MEASURES]
             lines.append(["", model, str(len(difference)), *cells])
     return markdown(["task", "model", "draws", *MEASURES.values()], lines)
+
+
+def plot(measured: pd.DataFrame, path: Path) -> None:
+    """What the recommended rule changes on each task, with intervals over the draws."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+    axes.axvline(0, color="0.6", linewidth=1)
+    series = {
+        "hardest third of the classes": ("hard", "s", "#E69F00", -0.14),
+        "all classes": ("overall", "o", "#0072B2", 0.14),
+    }
+    for label, (measure, marker, colour, shift) in series.items():
+        for row, task in enumerate(SHOWN):
+            change = measured.loc[task, RECOMMENDED] - measured.loc[task, BASELINE]
+            mean, low, high = mean_interval(change[measure].dropna())
+            axes.errorbar(
+                mean,
+                row + shift,
+                xerr=[[mean - low], [high - mean]],
+                fmt=marker,
+                color=colour,
+                markersize=7,
+                label=label if row == 0 else None,
+            )
+    accuracy = [measured.loc[(task, BASELINE), "overall"].mean() for task in SHOWN]
+    labels = [
+        f"{name} ({value:.0f} %)" for name, value in zip(SHOWN.values(), accuracy, strict=True)
+    ]
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.grid(axis="x", color="0.9")
+    axes.set_axisbelow(True)
+    axes.set_xlabel("Change of recall in points, mean and 95% interval over draws")
+    axes.set_title("Margins from class errors, against a tuned probe (its accuracy)", size=11)
+    axes.legend(loc="lower right", frameon=False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
 
 
 def main() -> None:
@@ -114,7 +174,9 @@ def main() -> None:
         run(results, arguments.cache, arguments.tasks, SEEDS)
     page = arguments.docs / "benchmarks" / "disparity.md"
     reference = Results(RESULTS / "comparison.jsonl")
-    replace_sections(page, {"confirmation": table(results, reference)})
+    measured = values(results, reference).sort_index()
+    replace_sections(page, {"confirmation": table(measured)})
+    plot(measured, arguments.docs / "images" / "confirmation.png")
 
 
 if __name__ == "__main__":
