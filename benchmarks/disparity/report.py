@@ -187,10 +187,10 @@ def plot(table: pd.DataFrame, task: str, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7.5, 5.5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9.5, 5.5), layout="constrained")
     axes.axhline(0, color="0.8", linewidth=1)
     axes.axvline(0, color="0.8", linewidth=1)
-    points = []
+    points, groups = [], set()
     for method in methods_of(table, task):
         x = mean_interval(paired(table, task, method, "overall"))
         y = mean_interval(paired(table, task, method, "hard"))
@@ -206,19 +206,22 @@ def plot(table: pd.DataFrame, task: str, path: Path) -> None:
             elinewidth=0.6,
             alpha=0.8,
             markersize=4,
+            label=None if group in groups else group,
         )
+        groups.add(group)
     points.append((0.0, 0.0, BASELINE))
-    front = [p for p in points if not any(_dominates(q, p) for q in points)]
-    for x0, y0, name in front:
-        axes.annotate(name, (x0, y0), xytext=(4, 4), textcoords="offset points", fontsize=8)
-    front.sort()
+    front = sorted(p for p in points if not any(_dominates(q, p) for q in points))
     axes.plot([p[0] for p in front], [p[1] for p in front], color="0.5", linewidth=0.8, zorder=0)
+    for number, (x0, y0, name) in enumerate(front, 1):
+        axes.annotate(str(number), (x0, y0), xytext=(4, 4), textcoords="offset points")
+        axes.plot([], [], " ", label=f"{number}  {name}")
     axes.set_xlabel("overall accuracy, points above cross-entropy")
     axes.set_ylabel("recall of the hardest third, points above cross-entropy")
-    axes.set_title(f"{task}: means over seeds, 95% t-intervals; labelled: not dominated", size=10)
+    axes.set_title(f"{task}: means over seeds, 95% t-intervals; numbered: not dominated", size=10)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
