@@ -112,6 +112,10 @@ class GramPreconditioner:
         return ((g - dual.T @ self._rows) / self._ridge).to(grad.dtype)
 
 
+#: Probability of a class below which a sample says nothing about its curvature.
+_NEGLIGIBLE = 1e-12
+
+
 class HessianPreconditioner:
     """Inverse of the Hessian of the multinomial logistic loss plus a ridge, for a linear head.
 
@@ -135,8 +139,10 @@ class HessianPreconditioner:
     def __init__(
         self, X: Tensor, p: Tensor, weight: Tensor, l2: float, *, fit_intercept: bool
     ) -> None:
-        # Single precision is enough for a preconditioner, and half the work.
+        # Single precision is enough for a preconditioner, and half the work. Products of smaller
+        # probabilities would be subnormal numbers, with which a processor is many times slower.
         X, p = X.float(), p.float()
+        p = torch.where(p < _NEGLIGIBLE, 0, p)
         if fit_intercept:
             X = torch.cat((X, X.new_ones(len(X), 1)), 1)
         d, n_classes = X.shape[1], p.shape[1]
@@ -341,7 +347,7 @@ class PreconditionedLBFGS(torch.optim.Optimizer):
         self._point = new_value, new_gradient
         self._values.append(new_value)
         # The factor allows for the error of the extrapolation.
-        close = self._remaining() <= 0.1 * self.tol * abs(new_value)
+        close = self._remaining() <= 0.05 * self.tol * abs(new_value)
         self.converged = close or self._stalled(noise)
         return torch.tensor(new_value, dtype=torch.float64)
 

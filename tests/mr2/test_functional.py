@@ -84,3 +84,14 @@ def test_squared_distances_and_their_derivatives(seed, n, d):
         derivatives.append((value, first, second))
     torch.testing.assert_close(*derivatives, rtol=1e-9, atol=1e-9)
     assert (squared_distances(rows.float()) >= 0).all()
+
+
+def test_gradient_has_no_subnormal_numbers():
+    # They would slow down the matrix product with the features many times.
+    gaps = torch.linspace(0, 200, 401)
+    logits = torch.stack([torch.zeros_like(gaps), -gaps], dim=1).requires_grad_()
+    (relative_cross_entropy(logits, torch.zeros(401, dtype=torch.int64)).sum() / 1e5).backward()
+    size = logits.grad.abs()
+    assert (size[gaps < 70] > 0).all()
+    assert ((size == 0) | (size >= torch.finfo(torch.float32).tiny)).all()
+    assert (size == 0).any()

@@ -96,8 +96,9 @@ def minimise(matrix, target, preconditioner=None, tol=1e-10, **options):
     return x.detach(), optimizer, evaluations
 
 
-def test_reaches_the_minimum_of_a_quadratic():
-    matrix, target = quadratic(30, 1e4)
+@pytest.mark.parametrize("seed", range(10))
+def test_reaches_the_minimum_of_a_quadratic(seed):
+    matrix, target = quadratic(30, 1e4, seed)
     x, optimizer, _ = minimise(matrix, target)
     assert optimizer.converged
     distance = 0.5 * (x - target) @ matrix @ (x - target)
