@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -451,7 +451,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         options: dict[str, Any] = {
             "criterion": loss,
             "rng": rng,
-            "head_l2": self._head_l2(data.total_weight, loss.margins),
+            "head_l2": self._head_l2(data.total_weight, loss),
             "max_epochs": _resolve(self.max_epochs, 2000 if full_batch else 50),
             "batch_size": _resolve(self.batch_size, 4096 if full_batch else 128),
             "iterator_valid__batch_size": 4096 if self._frozen else 512,
@@ -533,12 +533,14 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
                 stacklevel=6,
             )
 
-    def _head_l2(self, total_weight: float, margins: Tensor) -> float:
+    def _head_l2(self, total_weight: float, loss: nn.Module) -> float:
         # Directions have no length to penalise.
-        return 0.0 if self.head == "cosine" else 1 / (self._C_under(margins) * total_weight)
+        return 0.0 if self.head == "cosine" else 1 / (self._C_under(loss) * total_weight)
 
-    def _C_under(self, margins: Tensor) -> float:
-        return float(self.C * (1 + margins.mean() / 2) if self.margin == "auto" else self.C)
+    def _C_under(self, loss: nn.Module) -> float:
+        if self.margin != "auto":
+            return float(self.C)
+        return float(self.C * (1 + cast(Tensor, loss.margins).mean() / 2))
 
     def _build_module(self, data: TrainingData, seed: int) -> HeadedModule:
         kwargs = {k.removeprefix("module__"): v for k, v in self._passthrough("module__").items()}
@@ -720,7 +722,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
             net.n_seen = fitted.n_seen
             if fitted.criterion_.moments is not None:
                 net.criterion_.running.load(fitted.criterion_.moments)
-        net.head_l2 = self._head_l2(net.n_seen + len(data.X), net.criterion_.margins)
+        net.head_l2 = self._head_l2(net.n_seen + len(data.X), net.criterion_)
         return net
 
     def _after_training(self, data: TrainingData, valid: TensorDataset | None) -> None:
@@ -737,7 +739,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
             )
         criterion = self.net_.criterion_
         self.margins_ = criterion.margins.cpu().numpy()
-        self.C_ = self._C_under(criterion.margins)
+        self.C_ = self._C_under(criterion)
         self._check_margins()
         self.class_spread_ = criterion.spread.cpu().numpy()
         error = getattr(criterion, "error", None)

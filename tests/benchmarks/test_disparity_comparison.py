@@ -255,16 +255,21 @@ def test_confirmation_fits_what_is_missing_and_pairs_by_seed(digits, tmp_path, m
     confirm.run(results, tmp_path, ["tiny"], [20, 21])
     assert len(results.rows) == 2 * len(confirm.MODELS)
     by_model = {row["method"]: row for row in results.rows if row["seed"] == 20}
-    plain, ruled = by_model[BASELINE], by_model["error rule, margin 3, 3 C"]
+    plain, ruled = by_model[BASELINE], by_model["error rule, margin 2, 3 C"]
     assert ruled["C"] == 3 * plain["C"]
+    assert by_model[confirm.RECOMMENDED]["C"] == plain["C"]
     reference = Results(tmp_path / "comparison.jsonl")
     for seed in REFERENCE_SEEDS:
         run_seed(reference, task("probe", n_folds=2), tmp_path, seed, None)
-    lines = confirm.table(results, reference).splitlines()
+    monkeypatch.setattr(confirm, "SHOWN", {"tiny": "a tiny task"})
+    measured = confirm.values(results, reference).sort_index()
+    confirm.plot(measured, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+    lines = confirm.table(measured).splitlines()
     assert len(lines) == 2 + len(confirm.MODELS)
     accuracy = {
         model: np.mean([r["accuracy"] for r in results.rows if r["method"] == model])
         for model in confirm.MODELS
     }
-    difference = 100 * (accuracy["error rule, margin 3, 3 C"] - accuracy[BASELINE])
-    assert f"{difference:+.2f} [" in next(line for line in lines if "margin 3" in line)
+    difference = 100 * (accuracy["error rule, margin 2, 3 C"] - accuracy[BASELINE])
+    assert f"{difference:+.2f} [" in next(line for line in lines if "margin 2" in line)

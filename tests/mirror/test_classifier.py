@@ -83,16 +83,20 @@ def largest_margin(X, y, p):
 
 class TestLinearModel:
     # The path is that of steps of finite size, whose distance from the limit falls like 1 / margin;
-    # for p = 3 the margin reached in this time is the smallest.
+    # for p = 3 the margin grows most slowly.
     @pytest.mark.parametrize(
-        ("potential", "p", "at_least"),
-        [("hyperbolic_entropy", 1, 0.99), ("euclidean", 2, 0.99), ("smoothed_power", 3, 0.95)],
+        ("potential", "p", "max_epochs", "at_least"),
+        [
+            ("hyperbolic_entropy", 1, 1500, 0.99),
+            ("euclidean", 2, 1500, 0.99),
+            ("smoothed_power", 3, 3000, 0.95),
+        ],
     )
-    def test_margin_against_exact_solver(self, potential, p, at_least):
+    def test_margin_against_exact_solver(self, potential, p, max_epochs, at_least):
         X, y = linear_problem()
         model = MirrorFlowClassifier(
             (), potential=potential, fit_intercept=False, step_size=1.0, target_margin=1000, tol=0,
-            max_epochs=1500,
+            max_epochs=max_epochs,
         )  # fmt: skip
         quiet(model, X, y)
         w = model.coefs_[0].ravel()
@@ -346,7 +350,7 @@ class TestWeights:
         # Few steps: where classes overlap, large steps amplify rounding.
         X, y = load_iris(return_X_y=True)
         w = np.random.default_rng(0).integers(0, 4, size=len(y))
-        options = {"random_state": 0, "max_epochs": 20}
+        options = {"random_state": 0, "max_epochs": 10}
         weighted = quiet(MirrorFlowClassifier(sizes, **options), X, y, sample_weight=w)
         repeated = quiet(
             MirrorFlowClassifier(sizes, **options), np.repeat(X, w, axis=0), np.repeat(y, w)
