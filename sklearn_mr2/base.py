@@ -98,15 +98,16 @@ class TorchClassifier(
 
     def _passthrough(self, *prefixes: str) -> dict[str, Any]:
         """Parameters that are not in the signature: those given as ``**kwargs``."""
-        own = self._get_param_names()
-        return {
+        found = {
             name: value
             for name, value in vars(self).items()
             if name.startswith(prefixes or "")
             and not name.startswith("_")
             and not name.endswith("_")
-            and name not in own
         }
+        # Reading the signature takes long, compared with a small fit.
+        own = self._get_param_names() if found else ()
+        return {name: value for name, value in found.items() if name not in own}
 
     def _check_passthrough(self) -> None:
         for name in self._passthrough():

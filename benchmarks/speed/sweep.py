@@ -59,6 +59,8 @@ def main() -> None:
     Cs = np.logspace(-4, 2, arguments.values)
     cv = StratifiedKFold(arguments.folds, shuffle=True, random_state=arguments.seed)
     plain = LogisticRegression(max_iter=arguments.max_iter)
+    # The default tolerance ends far from the optimum where C is large.
+    converged = LogisticRegression(max_iter=100_000, tol=1e-6)
 
     def probe(tol: float) -> MR2Classifier:
         return MR2Classifier(margin_statistic=None, tol=tol, device="cpu")
@@ -68,6 +70,7 @@ def main() -> None:
         "MR2ClassifierCV, tol=1e-4": MR2ClassifierCV(probe(1e-4), Cs=Cs, cv=cv),
         "GridSearchCV(MR2Classifier)": GridSearchCV(probe(1e-6), {"C": Cs}, cv=cv),
         "LogisticRegressionCV": LogisticRegressionCV(Cs=Cs, cv=cv, max_iter=arguments.max_iter),
+        "GridSearchCV(LogisticRegression, tol=1e-6)": GridSearchCV(converged, {"C": Cs}, cv=cv),
         "GridSearchCV(LogisticRegression)": GridSearchCV(plain, {"C": Cs}, cv=cv),
     }
     rows = []

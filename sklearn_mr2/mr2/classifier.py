@@ -35,10 +35,17 @@ from .statistics import ClassMoments, class_margins, class_moments
 #: zero all have the same curvature and few will do; easy problems are solved before the next one.
 _FIRST_ROWS, _LATER_ROWS = (2, 1024), (8, 4096)
 
-#: Largest number of weights for which the preconditioner is the whole Hessian, and of how many
-#: samples that is made: the more the better, since it learns about each pair of classes from few.
-_HESSIAN_SIDE, _HESSIAN_ROWS = 2048, 8192
+#: Largest number of weights for which the preconditioner is the whole Hessian, the first, second
+#: and later times that one is made in a fit. With 2048 weights it costs as much as some 50 passes
+#: over the data, which is worth while where that many have not been enough.
+_HESSIAN_SIDES = (640, 640, 2048)
 
+#: Samples the Hessian is made of: the more the better, since it learns about each pair of classes
+#: from few.
+_HESSIAN_ROWS = 8192
+
+#: How many times a fit on a path takes the Hessian of the last fit before it makes its own.
+_INHERITED_TIMES = 2
 
 #: Mean margin in units of the mean class error with ``margin="auto"``; 6 to 12 do much the same.
 _MARGIN_PER_ERROR = 8.0
@@ -837,18 +844,22 @@ class _ProbePreconditioner:
     ) -> None:
         self.data, self.mode, self.fit_intercept = data, mode, fit_intercept
         self.known = known
-        self._first = True
+        self._inherits = known is not None
+        self._n_made = 0
 
     @torch.no_grad()
     def __call__(self, net: TensorNet) -> Solve:
-        first, self._first = self._first, False
-        if first and self.known is not None:
-            return self.known.with_ridge(net.head_l2).solve
+        self._n_made += 1
+        if self._inherits and self.known is not None and self._n_made <= _INHERITED_TIMES:
+            if self._n_made == 1:
+                self.known = self.known.with_ridge(net.head_l2)
+            return self.known.solve
         data, weight = self.data, net.module_.head.weight
         n, n_features = data.X.shape
         at_zero = not weight.any()
+        largest = _HESSIAN_SIDES[min(self._n_made, len(_HESSIAN_SIDES)) - 1]
         # Two classes share one row of weights, for which the Gram matrix is the Hessian already.
-        whole = len(weight) == data.n_classes and data.n_classes * n_features <= _HESSIAN_SIDE
+        whole = len(weight) == data.n_classes and data.n_classes * n_features <= largest
         whole = whole and not at_zero
         factor, least = _FIRST_ROWS if at_zero else _LATER_ROWS
         n_rows = _HESSIAN_ROWS if whole else max(factor * n_features, least)
