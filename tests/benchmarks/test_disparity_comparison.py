@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -16,6 +17,7 @@ from sklearn_mr2 import MR2Classifier
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "disparity"))
 import compare
 import confirm
+import dominance
 from baselines import losses as L
 from baselines.meta import offsets_for_hard_classes
 from compare import REFERENCE_SEEDS, Results, TrainingRun, run_seed
@@ -229,7 +231,6 @@ def test_measures_use_thirds_of_the_reference_runs():
 
 
 def test_interval_is_students():
-    import pandas as pd
     from scipy import stats
 
     values = pd.Series([1.0, 2.0, 4.0])
@@ -273,3 +274,36 @@ def test_confirmation_fits_what_is_missing_and_pairs_by_seed(digits, tmp_path, m
     }
     difference = 100 * (accuracy["error rule, margin 2, 3 C"] - accuracy[BASELINE])
     assert f"{difference:+.2f} [" in next(line for line in lines if "margin 2" in line)
+
+
+def test_dominance_compares_gains_over_cross_entropy(digits, tmp_path, monkeypatch):
+    tiny = task("probe", n_folds=2)
+    monkeypatch.setattr(Task, "split", lambda *_: Split(*(part[:150] for part in digits)))
+    monkeypatch.setattr(dominance, "TASKS", {"tiny": tiny})
+    monkeypatch.setattr(dominance, "SHOWN", {"tiny": "a tiny task"})
+    few = [m for m in METHODS if m.name in (BASELINE, "focal", "group DRO", "membership offsets")]
+    monkeypatch.setattr(dominance, "methods_for", lambda model: few)
+    rivals = Results(tmp_path / "rivals.jsonl")
+    for _ in range(2):
+        dominance.run(rivals, tmp_path, ["tiny"], [30, 31])
+    assert [r["method"] for r in rivals.rows] == 2 * [BASELINE, "focal", "group DRO"]
+    reference = [{**rivals.rows[0], "seed": seed} for seed in REFERENCE_SEEDS]
+    measured = measures([*reference, *rivals.rows], REFERENCE_SEEDS)
+
+    def lead(own, *, of_baseline):
+        """The table for a setting that gains `own` points over a cross-entropy of its own."""
+        setting = measured[measured["method"] == BASELINE].set_index(["task", "method", "seed"])
+        setting = setting[["overall", "hard"]] + of_baseline
+        gains = measured[measured["method"] == "focal"].set_index("seed")[["overall", "hard"]]
+        gains -= measured[measured["method"] == BASELINE].set_index("seed")[["overall", "hard"]]
+        ruled = setting.rename({BASELINE: confirm.RECOMMENDED}, level="method")
+        ruled += gains.reindex(ruled.index.get_level_values("seed")).to_numpy() + own
+        return dominance.table(measured, pd.concat([setting, ruled]).sort_index()).splitlines()[2:]
+
+    for of_baseline in (0, 5):  # another cross-entropy makes no difference
+        assert lead(50, of_baseline=of_baseline) == [
+            "| a tiny task, 2 methods | none |  |  |  |  |"
+        ]
+        focal = next(line for line in lead(-1, of_baseline=of_baseline) if "focal" in line)
+        cells = [cell.strip() for cell in focal.strip("|").split("|")]
+        assert cells[1:] == ["focal", "2", *2 * ["**+1.00 [+1.00, +1.00]**"], "yes"]
