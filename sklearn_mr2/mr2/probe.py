@@ -198,7 +198,9 @@ def _cholesky(gram: Tensor, ridge: float) -> tuple[float, Tensor]:
         if not failed:
             return ridge, factor
         ridge *= 10
-    raise ValueError("The features or their curvature are not finite.")
+    raise ValueError(
+        "The squares of the values in X overflow. Scale X, for example with StandardScaler."
+    )
 
 
 class PreconditionedLBFGS(torch.optim.Optimizer):

@@ -7,7 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.datasets import load_iris
 
+from sklearn_mr2 import MR2Classifier
 from sklearn_mr2.mr2.probe import (
     GramPreconditioner,
     HessianPreconditioner,
@@ -223,3 +225,10 @@ def test_hessian_preconditioner_of_nearly_perfect_predictions():
     (step,) = made.solve(gradient)
     assert torch.isfinite(step).all()
     assert (step * gradient).sum() > 0
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [(np.float64, 1e20), (np.float32, 1e25)])
+def test_features_whose_squares_overflow_are_refused(dtype, scale):
+    X, y = load_iris(return_X_y=True)
+    with pytest.raises(ValueError, match=r"values in X overflow.*StandardScaler"):
+        MR2Classifier().fit((X * scale).astype(dtype), y)
