@@ -63,6 +63,8 @@ def table(rivals: pd.DataFrame, recommended: pd.DataFrame) -> str:
                 dominates = all(low > 0 for _, low, _ in intervals)
                 draws = len(lead["overall"])
                 better.append([name, str(draws), *map(show, intervals), "yes" if dominates else ""])
+        if not names:
+            continue
         first = f"{SHOWN[task]}, {len(names)} methods"
         for line in better or [["none", "", "", "", ""]]:
             lines.append([first, *line])
