@@ -66,22 +66,24 @@ class GramPreconditioner:
         def scaled(rows: slice) -> Tensor:
             return (X[rows] - mean) * h[rows, None].sqrt()
 
-        ridge = l2 / total.item()
+        self._ridge = l2 / total.item()
         if n >= d:
             gram = torch.zeros(d, d, dtype=X.dtype, device=X.device)
             for rows in chunks:
                 block = scaled(rows)
                 gram.addmm_(block.T, block)
-            ridge, self._factor = _cholesky(gram, ridge)
             self._rows = None
         else:
             # Fewer samples than features: by Woodbury's identity a factor of size n is enough.
             # What it subtracts is nearly all of the gradient, hence in double precision.
             self._rows = scaled(slice(None)).double()
-            ridge, self._factor = _cholesky(self._rows @ self._rows.T, ridge)
+            gram = self._rows @ self._rows.T
+            rounding = torch.finfo(gram.dtype).eps * gram.diagonal().mean().item()
+            self._ridge = max(self._ridge, rounding, torch.finfo(gram.dtype).tiny)
+        gram.diagonal().add_(self._ridge)
+        self._factor = _Factor(gram)
         self._mean = mean
         self._curvature = total.item()
-        self._ridge = ridge
 
     def solve(self, weight_grad: Tensor, bias_grad: Tensor | None = None) -> list[Tensor]:
         """Multiply gradients by the inverse.
@@ -106,14 +108,18 @@ class GramPreconditioner:
 
     def _solve_rows(self, grad: Tensor) -> Tensor:
         if self._rows is None:
-            return torch.cholesky_solve(grad.T / self._curvature, self._factor).T
+            return self._factor.solve(grad.T / self._curvature).T
         g = grad.double() / self._curvature
-        dual = torch.cholesky_solve(self._rows @ g.T, self._factor)
+        dual = self._factor.solve(self._rows @ g.T)
         return ((g - dual.T @ self._rows) / self._ridge).to(grad.dtype)
 
 
 #: Probability of a class below which a sample says nothing about its curvature.
 _NEGLIGIBLE = 1e-12
+
+#: Samples, and columns of the Hessian, whose products are taken at a time: large enough to be fast,
+#: small enough for the memory and for making little more than half of a symmetric matrix.
+_ROWS_AT_ONCE, _COLUMNS_AT_ONCE = 1024, 256
 
 
 class HessianPreconditioner:
@@ -139,29 +145,40 @@ class HessianPreconditioner:
     def __init__(
         self, X: Tensor, p: Tensor, weight: Tensor, l2: float, *, fit_intercept: bool
     ) -> None:
-        # Single precision is enough for a preconditioner, and half the work. Products of smaller
-        # probabilities would be subnormal numbers, with which a processor is many times slower.
-        X, p = X.float(), p.float()
+        n, d = X.shape
+        n_classes = p.shape[1]
+        # Products of smaller probabilities would be subnormal numbers, with which a processor is
+        # many times slower.
         p = torch.where(p < _NEGLIGIBLE, 0, p)
+        self._total = weight.double().sum().item()
+        w = weight.double() / self._total
+        self._mean = None
         if fit_intercept:
-            X = torch.cat((X, X.new_ones(len(X), 1)), 1)
-        d, n_classes = X.shape[1], p.shape[1]
+            self._mean = (w @ X.double()).to(X.dtype)
+            X = torch.cat((X - self._mean, X.new_ones(n, 1)), 1)
+            d += 1
         self._n_inputs = d
-        self._total, self._fit_intercept = weight.double().sum().item(), fit_intercept
-        w = (weight.double() / self._total).to(X.dtype)[:, None]
-        hessian = X.new_zeros(n_classes, d, n_classes, d)
-        for k in range(n_classes):
-            for j in range(k):
-                pair = X.T @ (w * p[:, k, None] * p[:, j, None] * X)
-                hessian[k, :, j] = hessian[j, :, k] = -pair
-                # A sum of pairs, which 1 - p would only be up to rounding where p is close to 1.
-                hessian[k, :, k] += pair
-                hessian[j, :, j] += pair
+        w, side = w.to(X.dtype)[:, None], n_classes * d
+        # Sums over samples of p_k x p_j x^T, those above the diagonal by symmetry.
+        pairs = X.new_zeros(side, side)
+        for start in range(0, n, _ROWS_AT_ONCE):
+            rows = slice(start, start + _ROWS_AT_ONCE)
+            px = (p[rows, :, None] * X[rows, None]).view(-1, side)
+            wpx = w[rows] * px
+            for first in range(0, side, _COLUMNS_AT_ONCE):
+                end = first + _COLUMNS_AT_ONCE
+                pairs[first:end, :end].addmm_(wpx[:, first:end].T, px[:, :end])
+        pairs = pairs.tril() + pairs.tril(-1).T
+        hessian = -pairs.view(n_classes, d, n_classes, d)
+        # Of a class with itself minus the sum of its pairs with others, which 1 - p would only be
+        # up to rounding where p is close to 1.
+        own = hessian.diagonal(dim1=0, dim2=2)
+        own.zero_()
+        own.copy_(-hessian.sum(2).permute(1, 2, 0))
         # The same shift for all classes changes no loss, and gradients have no part along it: any
         # curvature will do there, if only it is far from zero.
-        mean_block = hessian.diagonal(dim1=0, dim2=2).mean(-1)
-        hessian += mean_block[None, :, None, :] / n_classes
-        self._hessian = hessian.view(n_classes * d, -1)
+        hessian += own.mean(-1)[None, :, None] / n_classes
+        self._hessian = hessian.view(side, side)
         self._factorise(l2)
 
     def with_ridge(self, l2: float) -> HessianPreconditioner:
@@ -174,33 +191,50 @@ class HessianPreconditioner:
         shifted = self._hessian.clone()
         # The intercepts, which come last in each class, are not penalised.
         diagonal = shifted.diagonal().unflatten(0, (-1, self._n_inputs))
-        diagonal[:, : self._n_inputs - self._fit_intercept] += l2 / self._total
-        self._factor = _cholesky(shifted, 0.0)[1]
+        diagonal[:, : self._n_inputs - (self._mean is not None)] += l2 / self._total
+        self._factor = _Factor(shifted)
 
     def solve(self, weight_grad: Tensor, bias_grad: Tensor | None = None) -> list[Tensor]:
         """Multiply gradients by the inverse, as :meth:`GramPreconditioner.solve` does."""
-        gradient = weight_grad
-        if bias_grad is not None:
-            gradient = torch.cat((weight_grad, bias_grad[:, None]), 1)
-        flat = (gradient.reshape(-1, 1) / self._total).float()
-        step = torch.cholesky_solve(flat, self._factor).view_as(gradient).to(gradient.dtype)
-        return [step] if bias_grad is None else [step[:, :-1], step[:, -1]]
+        if bias_grad is None or self._mean is None:
+            return [self._solve_flat(weight_grad)]
+        # In the coordinates (W, b + W m) of centred features.
+        centred = weight_grad - torch.outer(bias_grad, self._mean)
+        step = self._solve_flat(torch.cat((centred, bias_grad[:, None]), 1))
+        weight, shift = step[:, :-1], step[:, -1]
+        return [weight, shift - weight @ self._mean]
+
+    def _solve_flat(self, gradient: Tensor) -> Tensor:
+        flat = gradient.reshape(-1, 1) / self._total
+        return self._factor.solve(flat).view_as(gradient)
 
 
-def _cholesky(gram: Tensor, ridge: float) -> tuple[float, Tensor]:
-    """Factor ``gram + ridge * I``, with `ridge` lifted to rounding level where it is below it."""
-    level = torch.finfo(gram.dtype).eps * gram.diagonal().mean().item()
-    ridge = max(ridge, level, torch.finfo(gram.dtype).tiny)
-    for _ in range(20):
-        shifted = gram.clone()
-        shifted.diagonal().add_(ridge)
-        factor, failed = torch.linalg.cholesky_ex(shifted)
-        if not failed:
-            return ridge, factor
-        ridge *= 10
-    raise ValueError(
-        "The squares of the values in X overflow. Scale X, for example with StandardScaler."
-    )
+class _Factor:
+    """Cholesky factor of a matrix scaled to a unit diagonal, lifted to rounding level.
+
+    Without the scaling, rounding of the features with the largest values would hide the curvature
+    of the others.
+    """
+
+    def __init__(self, matrix: Tensor) -> None:
+        info = torch.finfo(matrix.dtype)
+        self._scale = matrix.diagonal().clamp_min(info.tiny).rsqrt()[:, None]
+        scaled = matrix * self._scale * self._scale.T
+        lift = info.eps
+        for _ in range(16):
+            lifted = scaled.clone()
+            lifted.diagonal().add_(lift)
+            self._factor, failed = torch.linalg.cholesky_ex(lifted)
+            if not failed:
+                return
+            lift *= 10
+        raise ValueError(
+            "The squares of the values in X overflow. Scale X, for example with StandardScaler."
+        )
+
+    def solve(self, columns: Tensor) -> Tensor:
+        """Multiply columns by the inverse of the matrix."""
+        return self._scale * torch.cholesky_solve(self._scale * columns, self._factor)
 
 
 class PreconditionedLBFGS(torch.optim.Optimizer):
@@ -367,7 +401,7 @@ class PreconditionedLBFGS(torch.optim.Optimizer):
 
     def _remaining(self) -> float:
         """Estimate how far the objective still is from its minimum."""
-        window = max(3, len(self._values) // 10)
+        window = max(5, len(self._values) // 10)
         if len(self._values) <= 2 * window:
             return math.inf
         older, middle, newest = (self._values[-1 - k * window] for k in (2, 1, 0))

@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import logsumexp
+from sklearn.base import clone
 from sklearn.datasets import load_iris
 
 from sklearn_mr2 import MR2Classifier
@@ -227,8 +229,107 @@ def test_hessian_preconditioner_of_nearly_perfect_predictions():
     assert (step * gradient).sum() > 0
 
 
-@pytest.mark.parametrize(("dtype", "scale"), [(np.float64, 1e20), (np.float32, 1e25)])
-def test_features_whose_squares_overflow_are_refused(dtype, scale):
+@pytest.mark.parametrize("shift", [0.0, 1e5])
+def test_hessian_preconditioner_survives_a_shift(shift):
+    """In float32 and with columns of very different scale, as raw data have."""
+    rng = np.random.default_rng(0)
+    X = torch.as_tensor(rng.normal(size=(200, 3)) * [1e-3, 1, 1e3] + [0, shift, 0]).float()
+    Z = X.double() - X.double().mean(0)
+    p = torch.as_tensor(rng.normal(size=(200, 4))).softmax(1)
+    weight = torch.full((200,), 1 / 200, dtype=torch.float64)
+    gradient = torch.as_tensor(rng.normal(size=(4, 4)))
+    gradient -= gradient.mean(0)
+    exact = HessianPreconditioner(Z, p, weight, 1e-6, fit_intercept=True)
+    expected, _ = exact.solve(gradient[:, :3], gradient[:, 3])
+    made = HessianPreconditioner(X, p.float(), weight, 1e-6, fit_intercept=True)
+    mean = X.double().mean(0)
+    shifted = (gradient[:, :3] + torch.outer(gradient[:, 3], mean)).float()
+    step, _ = made.solve(shifted, gradient[:, 3].float())
+    torch.testing.assert_close(step.double(), expected, rtol=0.05, atol=1e-3 * expected.abs().max())
+
+
+def test_hessian_preconditioner_of_many_classes_with_few_features():
+    """Its blocks of columns span several classes, and its rows several blocks."""
+    rng = np.random.default_rng(0)
+    X = torch.as_tensor(rng.normal(size=(1500, 2)))
+    p = torch.as_tensor(rng.normal(size=(1500, 200))).softmax(1)
+    weight = torch.as_tensor(rng.uniform(size=1500))
+    made = HessianPreconditioner(X, p, weight, 0.1, fit_intercept=False)
+    step = torch.as_tensor(rng.normal(size=(200, 2)))
+    step -= step.mean(0)
+    # The Hessian times a step, without making the Hessian.
+    logits = X @ step.T
+    curved = p * (logits - (p * logits).sum(1, keepdim=True))
+    product = (weight[:, None] * curved).T @ X + 0.1 * step
+    torch.testing.assert_close(made.solve(product)[0], step, rtol=1e-6, atol=1e-9)
+
+
+def objective(model, X, y):
+    """LogisticRegression's, of a fitted probe without margins."""
+    z = model.decision_function(X).reshape(len(y), -1)
+    z = np.hstack([0 * z, z]) if z.shape[1] == 1 else z
+    weight = model.net_.module_.head.weight.double().square().sum().item()
+    return (logsumexp(z, axis=1) - z[np.arange(len(y)), y]).sum() + weight / (2 * model.C)
+
+
+@pytest.mark.parametrize("C", [1e-2, 1e0, 1e2])
+@pytest.mark.parametrize("seed", range(4))
+def test_probe_meets_its_tolerance_on_separable_data(seed, C):
+    rng = np.random.default_rng(seed)
+    n_classes = int(rng.integers(3, 8))
+    X = rng.normal(size=(300, int(rng.integers(n_classes, 20))))
+    y = rng.integers(0, n_classes, 300)
+    X[np.arange(300), y] += rng.uniform(1, 4)
+    found, best = (
+        objective(MR2Classifier(margin_statistic=None, C=C, tol=tol).fit(X, y), X, y)
+        for tol in (1e-6, 1e-12)
+    )
+    assert found <= best * (1 + 1e-6)
+
+
+@given(
+    offset=st.sampled_from([0.0, 10.0, 1e3, 1e6]),
+    C=st.sampled_from([0.01, 1.0, 1e3]),
+    seed=st.integers(0, 1000),
+)
+def test_probe_does_not_depend_on_an_offset_of_the_features(offset, C, seed):
+    rng = np.random.default_rng(seed)
+    n_features, n_classes = int(rng.integers(1, 6)), int(rng.integers(2, 5))
+    X, y = rng.normal(size=(60, n_features)), np.arange(60) % n_classes
+    X[:, 0] += y
+    there = X + offset * rng.normal(size=n_features)
+    model = MR2Classifier(margin_statistic=None, C=C)
+    centred = there - there.mean(0)  # rounded as `there` is
+    found, expected = (objective(clone(model).fit(Z, y), Z, y) for Z in (there, centred))
+    assert found == pytest.approx(expected, rel=2e-6)
+
+
+def test_probe_of_raw_columns_of_very_different_scale():
     X, y = load_iris(return_X_y=True)
+    seconds = np.linspace(1.5e9, 1.6e9, len(y))  # as of a clock
+    X = np.column_stack([X, seconds])
+    model = MR2Classifier(margin_statistic=None, C=1000, tol=1e-8)
+    raw, centred = (clone(model).fit(Z, y) for Z in (X, X - X.mean(0)))
+    np.testing.assert_allclose(raw.coef_, centred.coef_, rtol=1e-3, atol=1e-9)
+
+
+def test_features_whose_squares_overflow_are_refused():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(2**16, 8)).astype(np.float32), np.arange(2**16) % 3
     with pytest.raises(ValueError, match=r"values in X overflow.*StandardScaler"):
-        MR2Classifier().fit((X * scale).astype(dtype), y)
+        MR2Classifier().fit(X * np.float32(1e25), y)
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e20])
+def test_features_of_any_scale_in_double_precision(scale):
+    X, y = load_iris(return_X_y=True)
+    model = MR2Classifier(C=scale**-2)  # the same problem
+    assert model.fit(X * scale, y).score(X * scale, y) >= 0.97
+
+
+def test_separable_data_without_a_penalty():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(200, 4)), np.arange(200) % 4
+    X[np.arange(200), y] += 8
+    model = MR2Classifier(C=np.inf)
+    assert model.fit(X, y).score(X, y) == 1
