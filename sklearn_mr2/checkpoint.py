@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,7 +104,7 @@ def fingerprint(
     Parameters
     ----------
     estimator : estimator
-        Its parameters count, callbacks by their types only.
+        Its parameters count, a module with its weights, callbacks by their names and types only.
     X : Tensor of shape (n_samples, ...)
         Features.
     y : Tensor of shape (n_samples,)
@@ -121,18 +120,25 @@ def fingerprint(
         Hexadecimal digest.
     """
     parameters = {
-        name: type(value) if isinstance(value, torch.nn.Module) else value
+        name: value
         for name, value in estimator.get_params(deep=False).items()
         if name not in ("callbacks", "verbose", "checkpoint", "device", "random_state")
     }
-    callbacks = [type(callback).__name__ for callback in estimator.callbacks or []]
+    modules = [value for value in parameters.values() if isinstance(value, torch.nn.Module)]
+    # Callbacks come alone or as pairs with a name.
+    callbacks = [
+        (callback[0], type(callback[1])) if isinstance(callback, tuple) else type(callback)
+        for callback in estimator.callbacks or []
+    ]
     description = repr((sorted(parameters.items()), callbacks, seed))
     # The address of a function or object is another in each process.
     digest = hashlib.sha256(re.sub(r" at 0x[0-9a-fA-F]+", "", description).encode())
-    for tensor in (X, y, sample_weight):
-        if tensor is not None:
+    weights = [value for module in modules for _, value in sorted(module.state_dict().items())]
+    for tensor in (X, y, sample_weight, *weights):
+        if isinstance(tensor, Tensor):
+            tensor = tensor.detach().cpu().contiguous()
             digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
-            digest.update(np.ascontiguousarray(tensor.cpu().numpy()).view(np.uint8).data)
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
         "--rule", choices=tuple(RULES), default=Settings.rule,
         help="MR2's margins. paper: from the spread of the features, dividing the logits. error: "
         "from the classes' cross-validated errors, subtracted; lifts the hardest classes more, "
-        "usually at some cost elsewhere, and takes longer (default: %(default)s)",
+        "and takes longer (default: %(default)s)",
     )  # fmt: skip
     output = probe.add_argument_group("output")
     output.add_argument(

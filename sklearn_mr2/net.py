@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 from skorch import NeuralNetClassifier
 from skorch.callbacks import Callback, EpochTimer, LRScheduler, ParamMapper, PrintLog
@@ -317,6 +318,8 @@ class TensorNet(NeuralNetClassifier):
         self.head_l2 = head_l2
         self.processes = processes
         self.n_seen = 0
+        # Error of each class, measured out of fold before training, for the estimator.
+        self.class_error: NDArray | None = None
 
     @property
     def _default_callbacks(self) -> list[tuple[str, Callback]]:
@@ -693,12 +696,15 @@ class TensorNet(NeuralNetClassifier):
     def _restore(self, good: list[dict[str, Tensor]]) -> None:
         self.module_.load_state_dict(good[0])
         self.criterion_.load_state_dict(good[1])
+        self._warn_of_divergence()
+
+    def _warn_of_divergence(self) -> None:
         warnings.warn(
             f"Training diverged in epoch {len(self.history)}: the loss or the parameters are not "
             "finite. The last parameters with a finite loss are kept. Lower lr, scale the "
             "features, or clip gradients with the callback skorch.callbacks.GradientNormClipping.",
             ConvergenceWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

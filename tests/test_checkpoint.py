@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from skorch.callbacks import Callback, EarlyStopping, LRScheduler
+from skorch.callbacks import Callback, EarlyStopping, EpochTimer, LRScheduler
 
 from sklearn_mr2 import MR2Classifier
 from sklearn_mr2.checkpoint import fingerprint
@@ -107,6 +107,29 @@ def test_addresses_of_functions_do_not_count(data):
 
     assert mark(another()) == mark(another())
     assert mark(another()) != mark(torch.relu)
+
+
+def test_callbacks_and_weights_of_modules_count(data):
+    X, y = (torch.as_tensor(part) for part in data)
+
+    def mark(**parameters):
+        return fingerprint(MR2Classifier("mlp", **parameters), X, y, None, 0)
+
+    assert mark(callbacks=[("a", Cut())]) == mark(callbacks=[("a", Cut(2))])
+    assert mark(callbacks=[("a", Cut())]) != mark(callbacks=[("a", EpochTimer())])
+    assert mark(callbacks=[Cut()]) != mark(callbacks=[EpochTimer()])
+
+    def layer(width=3, bias=0.0):
+        module = torch.nn.Sequential(
+            torch.nn.Linear(X.shape[1], width), torch.nn.BatchNorm1d(width)
+        )
+        for p in module.parameters():
+            torch.nn.init.constant_(p, bias)
+        return fingerprint(MR2Classifier(module), X, y, None, 0)
+
+    assert layer() == layer()
+    assert layer() != layer(bias=1.0)
+    assert layer() != layer(width=4)
 
 
 def test_folds_of_class_errors_leave_the_checkpoint_alone(data, tmp_path):

@@ -63,8 +63,6 @@ class FixedMarginLoss(nn.Module):
         The margins, and the statistic they come from.
     moments : ClassMoments or None
         The moments of the features, if that statistic is made of them.
-    error : ndarray of shape (n_classes,) or None
-        The out-of-fold error of each class, if it was measured.
     mode : {"divide", "subtract"}
         How margins act.
     """
@@ -77,14 +75,13 @@ class FixedMarginLoss(nn.Module):
         margins: Tensor,
         spread: Tensor,
         moments: ClassMoments | None,
-        error: NDArray | None,
         mode: Literal["divide", "subtract"],
     ) -> None:
         super().__init__()
         self.logit_loss = LogitMarginLoss(mode)
         self.register_buffer("margins", margins)
         self.register_buffer("spread", spread)
-        self.moments, self.error = moments, error
+        self.moments = moments
 
     def forward(
         self, logits: Tensor, features: Tensor, y: Tensor, sample_weight: Tensor | None = None
@@ -127,7 +124,7 @@ class ProbeNet(TensorNet):
         self, train: TensorDataset, valid: TensorDataset | None = None, *, epochs: int
     ) -> ProbeNet:
         super().train_on(train, valid, epochs=epochs)
-        # An end that a callback asked for, or divergence, is not a lack of iterations.
+        # An end that a callback asked for, or an overflow, is not a lack of iterations.
         if len(self.history) == epochs and not getattr(self.optimizer_, "converged", False):
             warnings.warn(
                 f"The probe has not converged in max_epochs={epochs} iterations. Raise max_epochs "
@@ -139,6 +136,14 @@ class ProbeNet(TensorNet):
         self.make_preconditioner = None
         self.optimizer_ = None
         return self
+
+    def _warn_of_divergence(self) -> None:
+        warnings.warn(
+            f"The probe's weights or loss overflow in iteration {len(self.history)}; the last "
+            "finite ones are kept. Lower C, scale the features, or set dtype='float64'.",
+            ConvergenceWarning,
+            stacklevel=5,
+        )
 
 
 class MR2Classifier(MarginsInNotebooks, TorchClassifier):
@@ -203,7 +208,8 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         Inverse strength of the L2 penalty on the head's weights, with the meaning it has in
         :class:`~sklearn.linear_model.LogisticRegression`: the objective is
         ``sum_i w_i l_i + ||W||^2 / (2 C)``, the intercept is not penalised. With
-        ``margin="auto"`` the `C` of a model without margins.
+        ``margin="auto"`` the `C` of a model without margins. It does not apply to a cosine head,
+        whose weights are directions.
     fit_intercept : bool or "auto", default="auto"
         Whether the head has an intercept. "auto" gives one to a linear head, none to a cosine one.
     class_weight : dict or "balanced", optional
@@ -211,7 +217,8 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
     error_cv : int or cross-validation splitter, optional
         Folds that the class errors behind ``margin_statistic="error"`` and
         `margin_error_correlation_` are measured on; each fold is one more fit. None means 5 folds
-        with ``margin_statistic="error"`` and none otherwise.
+        with ``margin_statistic="error"`` and none otherwise. A sample whose class is not in the
+        training part of its fold does not count. :meth:`partial_fit` measures nothing.
     optimizer : "auto" or subclass of torch.optim.Optimizer, default="auto"
         "auto" is the full-batch optimiser for a linear probe and Adam otherwise. Parameters are
         passed as ``optimizer__*``.
@@ -454,7 +461,11 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
                 "mixed_precision is for training by mini-batches: the full-batch optimiser of a "
                 "linear probe would not reach the optimum. Set mixed_precision=None."
             )
-        loss = self._fixed_loss(module, data) if fixed else self._loss(module, data)
+        error = None
+        if not by_parts and (self.error_cv is not None or self.margin_statistic == "error"):
+            error = self._out_of_fold_error(data)
+        make_loss = self._fixed_loss if fixed else self._loss
+        loss = make_loss(module, data, error)
         options: dict[str, Any] = {
             "criterion": loss,
             "rng": rng,
@@ -505,6 +516,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
                     **self._passthrough("optimizer__", "iterator_train__"),
                 },
             )
+        net.class_error = error
         return net.initialize()
 
     def _check_margin(self) -> None:
@@ -603,10 +615,9 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
 
     # ------------------------------------------------------------------ margins
 
-    def _loss(self, module: HeadedModule, data: TrainingData) -> MR2Loss:
+    def _loss(self, module: HeadedModule, data: TrainingData, error: NDArray | None) -> MR2Loss:
         """Loss whose margins follow the features during training."""
         weight = 0.0 if self._frozen else _resolve(self.representation_weight, 0.003)
-        error = self._out_of_fold_error(data) if self.margin_statistic == "error" else None
         loss = MR2Loss(
             data.n_classes,
             module.head.in_features,
@@ -623,11 +634,13 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         if data.X.dtype == torch.float64:
             loss.double()
         loss.weight_scale = data.total_weight / len(data.X)
-        if error is not None:
+        if error is not None and self.margin_statistic == "error":
             loss.set_class_spread(torch.as_tensor(error))
         return loss
 
-    def _fixed_loss(self, module: HeadedModule, data: TrainingData) -> FixedMarginLoss:
+    def _fixed_loss(
+        self, module: HeadedModule, data: TrainingData, error: NDArray | None
+    ) -> FixedMarginLoss:
         """Loss with margins from exact statistics of all training data."""
         if not isinstance(self.representation_weight, str) and self.representation_weight > 0:
             warnings.warn(
@@ -635,9 +648,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
                 "frozen, and the representation margin loss has no gradient.",
                 stacklevel=6,
             )
-        error = moments = None
-        if self.error_cv is not None or self.margin_statistic == "error":
-            error = self._out_of_fold_error(data)
+        moments = None
         if self.margin_statistic is None:
             spread = torch.full((data.n_classes,), torch.nan, device=data.X.device)
         elif self.margin_statistic == "error":
@@ -663,7 +674,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
             floor=MARGIN_MODES[self.margin_mode].floor,
         )
         dtype = module.head.weight.dtype
-        return FixedMarginLoss(margins.to(dtype), spread, moments, error, self.margin_mode)
+        return FixedMarginLoss(margins.to(dtype), spread, moments, self.margin_mode)
 
     def _mean_margin(self, error: NDArray | None) -> float:
         if self.margin == "auto":
@@ -703,9 +714,17 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
             delattr(model, name)
         tested, predicted = [], []
         for train, test in folds.split(X, y):
-            model.fit(X[train], y[train], sample_weight=weight[train])
-            tested.append(test)
-            predicted.append(model.predict(X[test]))
+            # A model cannot predict what it has not seen, which says nothing of the class.
+            test = test[np.isin(y[test], y[train])]
+            if len(test):
+                model.fit(X[train], y[train], sample_weight=weight[train])
+                tested.append(test)
+                predicted.append(model.predict(X[test]))
+        if not tested:
+            raise ValueError(
+                "No fold of error_cv has a class in both its training and its test part, so that "
+                "no class error can be measured. Use stratified folds, as error_cv=5 does."
+            )
         rows = np.concatenate(tested)
         return _class_error(y[rows], np.concatenate(predicted), weight[rows], data.n_classes)
 
@@ -729,6 +748,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
             net.n_seen = fitted.n_seen
             if fitted.criterion_.moments is not None:
                 net.criterion_.running.load(fitted.criterion_.moments)
+        net.class_error = None  # of models of the last fit
         net.head_l2 = self._head_l2(net.n_seen + len(data.X), net.criterion_)
         return net
 
@@ -749,7 +769,7 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         self.C_ = self._C_under(criterion)
         self._check_margins()
         self.class_spread_ = criterion.spread.cpu().numpy()
-        error = getattr(criterion, "error", None)
+        error = self.net_.class_error
         source = None if error is None else "out_of_fold"
         if valid is not None:
             error, source = self._validation_error(valid), "validation"

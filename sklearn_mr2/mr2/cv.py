@@ -39,7 +39,8 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
     Parameters
     ----------
     estimator : MR2Classifier, optional
-        What to search `C` for; a default MR2Classifier if None. It is cloned, never changed.
+        What to search `C` for; a default MR2Classifier if None. It is cloned, never changed. Its
+        head must be linear: a cosine head has no `C`.
     Cs : int or array-like of float, default=10
         Values of `C`, or the number of values on a logarithmic scale from 1e-4 to 1e4.
     cv : int, splitter or iterable of splits, optional
@@ -48,8 +49,8 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
         One or several scorers, as for :class:`~sklearn.model_selection.GridSearchCV`; accuracy by
         default.
     refit : bool, str or callable, default=True
-        How to choose: True takes the best score of a single scorer; with several, the name of the
-        one that counts; or a function of `cv_results_` that returns the index, such as
+        How to choose: True or any name takes the best score of a single scorer; with several, the
+        name of the one that counts; or a function of `cv_results_` that returns the index, such as
         :class:`~sklearn_mr2.metrics.BestWithinTolerance`. Of equal scores the strongest penalty
         is taken.
     n_jobs : int, optional
@@ -58,7 +59,8 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
     Attributes
     ----------
     C_ : float
-        The chosen value.
+        The chosen value: the `C` of `best_estimator_`, whose own `C_` is larger with
+        ``margin="auto"``.
     Cs_ : ndarray of shape (n_Cs,)
         The values searched, in ascending order.
     cv_results_ : dict
@@ -70,11 +72,13 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
         Mean score of `C_` over the folds; not there if `refit` is a function.
     best_estimator_ : MR2Classifier
         Fitted to all the data with `C_`.
+    scorer_ : callable
+        What `scoring` stands for.
     classes_ : ndarray of shape (n_classes,)
         Class labels.
-    coef_ : ndarray of shape (n_classes, n_features)
-        Weights of `best_estimator_`, if its head is linear.
-    intercept_ : ndarray of shape (n_classes,)
+    coef_ : ndarray of shape (n_classes, n_features) or (1, n_features)
+        Weights of `best_estimator_`; one row for two classes.
+    intercept_ : ndarray of shape (n_classes,) or (1,)
         Its intercepts.
     margins_ : ndarray of shape (n_classes,)
         Its margins.
@@ -137,7 +141,7 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
         y : array-like of shape (n_samples,)
             Class labels.
         sample_weight : array-like of shape (n_samples,), optional
-            Non-negative weights, for the fits and for the scores.
+            Non-negative weights, for the fits and for the scores, whose scorers have to take them.
 
         Returns
         -------
@@ -147,10 +151,21 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
         Raises
         ------
         ValueError
-            If `Cs` are not positive, `refit` does not fit `scoring`, a class has no sample in the
-            training part of a fold, or the data are not what MR2Classifier takes.
+            If `Cs` are not positive, `refit` does not fit `scoring`, the head is a cosine one, a
+            class has no sample in the training part of a fold, the test part of one weighs
+            nothing, or the data are not what MR2Classifier takes.
+        TypeError
+            If there is `sample_weight` and a scorer does not take it, or `refit` is a function
+            that does not return an integer.
+        IndexError
+            If it returns one that is no index of `Cs_`.
         """
         template = MR2Classifier() if self.estimator is None else self.estimator
+        if template.head == "cosine":
+            raise ValueError(
+                "C does not apply to head='cosine', whose weights are directions. Search "
+                "head__scale with GridSearchCV, or set head='linear'."
+            )
         self.Cs_ = self._check_Cs()
         _refuse_lazy(X)
         X, y = indexable(X, y)
@@ -159,18 +174,23 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
             raise ValueError("MR2ClassifierCV requires y to be passed, but the target y is None.")
         check_classification_targets(y)
         weight = None if sample_weight is None else _check_sample_weight(sample_weight, X)
-        scorer = check_scoring(template, self.scoring)
+        self.scorer_ = check_scoring(template, self.scoring)
+        several = isinstance(self.scoring, list | tuple | dict)
         if self.refit is False or (
-            self.refit is True and isinstance(self.scoring, list | tuple | dict)
+            several and not callable(self.refit) and self.refit not in self.scoring
         ):
             raise ValueError(
                 "refit must name the score to choose C by, or be a function of cv_results_ such as "
-                f"BestWithinTolerance, when scoring has several; got refit={self.refit!r}."
+                f"BestWithinTolerance, when scoring has several; got refit={self.refit!r} for the "
+                f"scores {list(self.scoring)}."
+                if several
+                else "refit must be True or a function of cv_results_, for C has to be chosen; got "
+                "refit=False."
             )
         folds = list(check_cv(self.cv, y, classifier=True).split(X, y))
-        _check_folds(y, folds)
+        _check_folds(y, weight, folds)
         paths = Parallel(n_jobs=self.n_jobs)(
-            delayed(_score_path)(clone(template), X, y, weight, train, test, self.Cs_, scorer)
+            delayed(_score_path)(clone(template), X, y, weight, train, test, self.Cs_, self.scorer_)
             for train, test in folds
         )
         self.cv_results_ = _results(self.Cs_, paths)
@@ -192,15 +212,22 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
     def _choose(self) -> None:
         """Set `best_index_` and, unless a function chooses, `best_score_`."""
         if callable(self.refit):
-            self.best_index_ = int(self.refit(self.cv_results_))
+            index = self.refit(self.cv_results_)
+            if not isinstance(index, Integral):
+                raise TypeError(f"refit must return an integer, the index in Cs_; got {index!r}.")
+            if not 0 <= index < len(self.Cs_):
+                raise IndexError(
+                    f"refit returned the index {index}, but there are {len(self.Cs_)} Cs_."
+                )
+            self.best_index_ = int(index)
             if hasattr(self, "best_score_"):
                 del self.best_score_
             return
-        name = "score" if self.refit is True else self.refit
-        ranks = self.cv_results_.get(f"rank_test_{name}")
-        if ranks is None:
-            known = [k.removeprefix("rank_test_") for k in self.cv_results_ if k[:5] == "rank_"]
+        known = [k.removeprefix("rank_test_") for k in self.cv_results_ if k[:5] == "rank_"]
+        name = "score" if known == ["score"] else self.refit
+        if name not in known:  # a function may return several scores of any names
             raise ValueError(f"refit={name!r} is none of the scores, which are {known}.")
+        ranks = self.cv_results_[f"rank_test_{name}"]
         self.best_index_ = int(ranks.argmin())
         self.best_score_ = float(self.cv_results_[f"mean_test_{name}"][self.best_index_])
 
@@ -226,6 +253,32 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
     def decision_function(self, X: Any) -> NDArray:
         """Compute the logits; with two classes the difference of the second and the first."""
         return self._best(X).decision_function(X)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Score the chosen model.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Test data.
+        y : array-like of shape (n_samples,)
+            Class labels.
+        sample_weight : array-like of shape (n_samples,), optional
+            Non-negative weights.
+
+        Returns
+        -------
+        float
+            What C was chosen by: the score of `scoring`, of several the one that `refit` names.
+            The accuracy where `refit` is a function and there are several.
+        """
+        weight = {} if sample_weight is None else {"sample_weight": sample_weight}
+        score = self.scorer_(self._best(X), X, y, **weight)
+        if not isinstance(score, dict):
+            return float(score)
+        if callable(self.refit):
+            return super().score(X, y, sample_weight)
+        return float(score[self.refit])
 
     @property
     def classes_(self) -> NDArray:
@@ -257,12 +310,18 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
         return tags
 
 
-def _check_folds(y: Any, folds: list[tuple[NDArray, NDArray]]) -> None:
-    """Refuse folds whose models would not know all classes."""
+def _check_folds(y: Any, weight: NDArray | None, folds: list[tuple[NDArray, NDArray]]) -> None:
+    """Refuse folds whose models would not know all classes, or that test nothing."""
     labels = np.asarray(_check_labels(y, "y"))
-    classes = np.unique(labels)
-    for i, (train, _) in enumerate(folds):
-        missing = np.setdiff1d(classes, labels[train])
+    counts = np.ones(len(labels), bool) if weight is None else weight > 0
+    classes = np.unique(labels[counts])
+    for i, (train, test) in enumerate(folds):
+        if not counts[test].any():
+            raise ValueError(
+                f"sample_weight is 0 for all samples in the test part of fold {i}, so that there "
+                "is nothing to score. Leave samples without weight out, or use other folds."
+            )
+        missing = np.setdiff1d(classes, labels[train][counts[train]])
         if len(missing):
             raise ValueError(
                 f"The training part of fold {i} has no sample of the classes {missing.tolist()}, "
@@ -294,7 +353,15 @@ def _score_path(
     scores = []
     for C in Cs:
         model.set_params(C=float(C)).fit(X_train, y_train, fit_weight)
-        score = scorer(model, X_test, y_test, **test_weight)
+        try:
+            score = scorer(model, X_test, y_test, **test_weight)
+        except TypeError as error:
+            if test_weight and "sample_weight" in str(error):
+                raise TypeError(
+                    "A scorer of scoring does not take sample_weight. Give it such a parameter, or "
+                    "leave sample_weight out."
+                ) from error
+            raise
         scores.append(score if isinstance(score, dict) else {"score": score})
     return scores
 

@@ -290,7 +290,7 @@ def class_margins(
     largest = spread.amax()
     score = torch.where(largest > 0, spread / torch.where(largest > 0, largest, 1), 1)
     score = torch.where(known, score.pow(exponent), 0)
-    n_known = known.sum().clamp(min=1)
+    n_known = known.sum().clamp(min=1).to(score.dtype)
     score = torch.where(known, torch.maximum(score, floor * score.sum() / n_known), 0)
     total = score.sum()
     margins = mean_margin * n_known * (score / torch.where(total > 0, total, 1))

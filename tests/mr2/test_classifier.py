@@ -12,7 +12,7 @@ from sklearn.base import clone
 from sklearn.datasets import load_digits, load_iris, load_wine, make_classification
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedKFold, cross_val_predict
+from sklearn.model_selection import PredefinedSplit, StratifiedKFold, cross_val_predict
 from sklearn.preprocessing import StandardScaler
 
 from sklearn_mr2 import MR2Classifier
@@ -243,7 +243,8 @@ class TestMargins:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             auto.set_params(margin="auto", C=0.5).fit(X, y)
-            np.testing.assert_allclose(auto.margins_, 8 * auto.class_spread_, rtol=1e-5)
+            precision = 1e-12 if module == "linear" else 1e-5
+            np.testing.assert_allclose(auto.margins_, 8 * auto.class_spread_, rtol=precision)
             assert auto.margins_.min() > 0
             np.testing.assert_allclose(auto.C_, 0.5 * (1 + auto.margins_.mean() / 2), rtol=1e-6)
             # The same errors, since they come from fits with the C given.
@@ -321,6 +322,42 @@ class TestMargins:
         assert model.margin_error_source_ == "validation"
         expected = spearmanr(model.margins_, error).statistic
         assert model.margin_error_correlation_ == pytest.approx(expected)
+
+    def test_a_class_unknown_to_a_fold_does_not_count_there(self):
+        X, y, _ = problem(3, n=90)
+        last = np.arange(90) >= 60
+        fold = np.where(last & (y == 2), 1, np.arange(90) % 2)
+        fold[y == 2] = np.where(last, 1, 0)[y == 2]
+        splits = PredefinedSplit(fold)
+        model = MR2Classifier(margin_statistic="error", margin_mode="subtract", error_cv=splits)
+        one_sided = fold.copy()
+        one_sided[y == 2] = 1  # never in training where it is tested
+        model.fit(X, y)
+        assert np.isfinite(model.class_spread_).all()
+        model.set_params(error_cv=PredefinedSplit(one_sided), margin=2.0).fit(X, y)
+        assert np.isnan(model.class_spread_[2])
+        assert np.isfinite(model.class_spread_[:2]).all()
+        assert model.margins_[2] == 2.0
+
+    def test_folds_that_share_no_class(self):
+        X, y, _ = problem(4, n=80)
+        model = MR2Classifier(margin_statistic="error", error_cv=PredefinedSplit(y % 2))
+        with pytest.raises(ValueError, match="No fold of error_cv has a class in both"):
+            model.fit(X, y)
+
+    def test_correlation_of_networks_by_folds(self):
+        X, y, _ = problem(4, n=200)
+        options = {"max_epochs": 5, "lr": 0.01, "random_state": 0}
+        model = MR2Classifier("mlp", error_cv=3, **options).fit(X, y)
+        assert model.margin_error_source_ == "out_of_fold"
+        error = model._out_of_fold_error(model._clean(X, y, None, by_parts=False))
+        expected = spearmanr(model.margins_, error).statistic
+        assert model.margin_error_correlation_ == pytest.approx(expected)
+        # Measuring them is no part of the training.
+        plain = MR2Classifier("mlp", **options).fit(X, y)
+        np.testing.assert_array_equal(model.coef_, plain.coef_)
+        model.partial_fit(X, y)
+        assert model.margin_error_source_ is None
 
     def test_correlation_is_not_measured_unasked(self):
         model = MR2Classifier().fit(*load_iris(return_X_y=True))

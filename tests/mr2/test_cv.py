@@ -6,6 +6,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegressionCV
+from sklearn.metrics import check_scoring
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -41,6 +42,59 @@ def test_scores_are_those_of_a_grid_search(data, folds, scoring):
         np.testing.assert_allclose(search.cv_results_[key], grid.cv_results_[key], rtol=1e-4)
     np.testing.assert_allclose(search.coef_, grid.best_estimator_.coef_, atol=1e-6)
     np.testing.assert_array_equal(search.predict(data[0]), grid.predict(data[0]))
+
+
+@pytest.mark.parametrize("scoring", [None, "neg_log_loss"])
+@pytest.mark.parametrize("refit", [True, "any name"])
+def test_scored_as_it_was_chosen(data, folds, scoring, refit):
+    search = MR2ClassifierCV(Cs=CS[:2], cv=folds, scoring=scoring, refit=refit).fit(*data)
+    expected = check_scoring(search.best_estimator_, scoring)(search.best_estimator_, *data)
+    assert search.score(*data) == pytest.approx(expected)
+
+
+def test_several_scores(data, folds):
+    scoring = {"loss": "neg_log_loss", "worst": PerClassDisparityScorer(summary="worst")}
+    search = MR2ClassifierCV(Cs=CS[:2], cv=folds, scoring=scoring, refit="worst").fit(*data)
+    X, y = data
+    weight = np.random.default_rng(0).integers(1, 4, len(y))
+    worst = scoring["worst"](search.best_estimator_, X, y, sample_weight=weight)
+    assert search.score(X, y, weight) == pytest.approx(worst)
+    search.set_params(refit=lambda results: np.argmax(results["mean_test_loss"])).fit(X, y)
+    assert search.score(X, y) == pytest.approx(np.mean(search.predict(X) == y))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "error", "message"),
+    [(1.0, TypeError, "must return an integer"), (2, IndexError, "index 2, but there are 2 Cs_")],
+)
+def test_functions_that_choose_no_index(data, folds, chosen, error, message):
+    with pytest.raises(error, match=message):
+        MR2ClassifierCV(Cs=CS[:2], cv=folds, refit=lambda results: chosen).fit(*data)
+
+
+def test_a_scorer_without_weights(data, folds):
+    def scorer(model, X, y):
+        return model.score(X, y)
+
+    search = MR2ClassifierCV(Cs=CS[:2], cv=folds, scoring=scorer)
+    assert search.fit(*data).best_score_ > 0.5
+    with pytest.raises(TypeError, match="does not take sample_weight"):
+        search.fit(*data, sample_weight=np.ones(len(data[1])))
+
+
+def test_folds_without_weight(data):
+    X, y = data
+    splits = [(np.arange(0, 600), np.arange(600, 900)), (np.arange(300, 900), np.arange(300))]
+    weight = np.ones(900)
+    weight[:300] = 0
+    with pytest.raises(ValueError, match="sample_weight is 0 for all samples in the test part"):
+        MR2ClassifierCV(Cs=CS[:2], cv=splits).fit(X, y, weight)
+    weight = np.where((y == 3) & (np.arange(900) < 600), 0, 1)
+    with pytest.raises(ValueError, match=r"fold 0 has no sample of the classes \[3\]"):
+        MR2ClassifierCV(Cs=CS[:2], cv=splits).fit(X, y, weight)
+    # A class without any weight is none.
+    search = MR2ClassifierCV(Cs=CS[:2], cv=splits).fit(X, y, np.where(y == 3, 0, 1))
+    assert search.best_score_ > 0.5
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # about defaults that differ by version
@@ -126,9 +180,10 @@ def test_folds_without_a_class(data, names):
     [
         ({"Cs": [0.1, -1.0]}, "Cs must be positive"),
         ({"Cs": []}, "Cs must be positive"),
-        ({"refit": False}, "refit must name"),
         ({"scoring": ["accuracy", "neg_log_loss"]}, "refit must name"),
-        ({"scoring": ["accuracy", "neg_log_loss"], "refit": "worst"}, "none of the scores"),
+        ({"scoring": ["accuracy", "neg_log_loss"], "refit": "worst"}, "refit must name the score"),
+        ({"refit": False}, "refit must be True or a function"),
+        ({"estimator": MR2Classifier(head="cosine")}, "C does not apply to head='cosine'"),
     ],
 )
 def test_bad_parameters(data, params, message):

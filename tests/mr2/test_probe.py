@@ -272,8 +272,8 @@ def objective(model, X, y):
     return (logsumexp(z, axis=1) - z[np.arange(len(y)), y]).sum() + weight / (2 * model.C)
 
 
-@pytest.mark.parametrize("C", [1e-2, 1e0, 1e2])
-@pytest.mark.parametrize("seed", range(4))
+# The first two are the hardest of several hundred for the rule that stops.
+@pytest.mark.parametrize(("seed", "C"), [(11, 0.1), (14, 10.0), (0, 1e-2), (1, 1.0), (2, 1e2)])
 def test_probe_meets_its_tolerance_on_separable_data(seed, C):
     rng = np.random.default_rng(seed)
     n_classes = int(rng.integers(3, 8))

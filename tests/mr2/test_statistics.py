@@ -211,7 +211,7 @@ def test_margins_by_the_formula(spread, mean_margin, exponent):
     actual = class_margins(
         torch.tensor(spread, dtype=torch.float64), mean_margin, exponent=exponent, floor=0
     )
-    assert actual.tolist() == pytest.approx(expected)
+    assert actual.tolist() == pytest.approx(expected, rel=1e-13)
 
 
 @given(
