@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import difflib
+import itertools
 import zlib
 from abc import abstractmethod
+from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, NamedTuple, Self
 
@@ -595,10 +597,22 @@ class TorchClassifier(
 
     # ------------------------------------------------------------------ prediction
 
-    def _logits(self, X: Any) -> Tensor:
+    def _outputs(self, X: Any, pick: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Collect what `pick` takes from the logits and the features of each batch."""
         check_is_fitted(self)
-        X = self._check_X(X, reset=False)
-        return torch.cat([logits.cpu() for logits, _ in self.net_.outputs(_as_tensor(X))])
+        X = _as_tensor(self._check_X(X, reset=False))
+        parts = (pick(*batch).cpu() for batch in self.net_.outputs(X))
+        first = next(parts)
+        # One block filled batch by batch: a list of parts, joined, takes twice its memory.
+        collected = first.new_empty(len(X), *first.shape[1:])
+        filled = 0
+        for part in itertools.chain([first], parts):
+            collected[filled : filled + len(part)] = part
+            filled += len(part)
+        return collected
+
+    def _logits(self, X: Any) -> Tensor:
+        return self._outputs(X, lambda logits, _: logits)
 
     def decision_function(self, X: Any) -> NDArray:
         """Compute the logits.
@@ -659,11 +673,9 @@ class TorchClassifier(
         ndarray of shape (n_samples,)
             Class labels.
         """
-        check_is_fitted(self)
-        outputs = self.net_.outputs(_as_tensor(self._check_X(X, reset=False)))
         # Batch by batch: the probabilities of many samples and classes take much memory.
-        best = [logits.softmax(-1).argmax(1).cpu() for logits, _ in outputs]
-        return self.classes_[torch.cat(best).numpy()]
+        best = self._outputs(X, lambda logits, _: logits.softmax(-1).argmax(1))
+        return self.classes_[best.numpy()]
 
     def transform(self, X: Any) -> NDArray:
         """Compute the features under the head; for a linear probe these are `X` itself.
@@ -678,9 +690,7 @@ class TorchClassifier(
         ndarray of shape (n_samples, n_features_out)
             Features.
         """
-        check_is_fitted(self)
-        X = self._check_X(X, reset=False)
-        return torch.cat([f.cpu() for _, f in self.net_.outputs(_as_tensor(X))]).numpy()
+        return self._outputs(X, lambda _, features: features).numpy()
 
     @property
     def _n_features_out(self) -> int:

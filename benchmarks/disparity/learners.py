@@ -133,7 +133,7 @@ class _AnyLossClassifier(MR2Classifier):
 
     _other_loss: nn.Module
 
-    def _loss(self, module: Any, data: Any) -> Any:
+    def _loss(self, module: Any, data: Any, error: Any) -> Any:
         return self._other_loss
 
     def _after_training(self, data: Any, valid: Any) -> None:
