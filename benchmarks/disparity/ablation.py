@@ -30,16 +30,16 @@ import pandas as pd
 import torch
 from scipy import stats
 from skorch.callbacks import LRScheduler
-from torch import nn
 
 from sklearn_mr2 import MR2Classifier
 from sklearn_mr2.metrics import difficulty_thirds, per_class_report
 from sklearn_mr2.mr2.statistics import class_moments
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks" / "data"))
+sys.path[:0] = [str(ROOT / "benchmarks" / folder) for folder in ("data", "disparity")]
 from fashion_mnist_features import DEBIAN_FOLDER  # noqa: E402
 from fashion_mnist_images import Images, Part, load_images  # noqa: E402
+from networks import ConvNet  # noqa: E402
 
 METHODS = ["cross-entropy", "uniform margin", "margins only", "representation term only", "both"]
 BASELINE, FULL = METHODS[0], METHODS[-1]
@@ -115,27 +115,6 @@ def scale_recipes(setting: Setting, weight_decay: float) -> list[Recipe]:
         for batch_norm in (True, False)
         for weight in setting.scale_weights
     ]
-
-
-class ConvNet(nn.Sequential):
-    """Two convolutions and a dense layer: images (n, 1, 28, 28) to features (n, 64).
-
-    Without `batch_norm` nothing holds the scale of the features, and they grow in training.
-    """
-
-    def __init__(self, batch_norm: bool = True) -> None:
-        super().__init__(
-            nn.Conv2d(1, 8, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(8, 16, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(16 * 7 * 7, 64),
-            *([nn.BatchNorm1d(64)] if batch_norm else []),
-            nn.ReLU(),
-        )
 
 
 def draw(pool: Part, n_train: int, seed: int) -> Part:

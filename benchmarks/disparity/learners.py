@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from baselines.losses import CrossEntropy
 from linear import LinearProbes
+from networks import ConvNet
 from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedKFold
 from tasks import Task
@@ -141,7 +142,12 @@ class _AnyLossClassifier(MR2Classifier):
 
 
 class NetworkLearner(Learner):
-    """Multilayer perceptrons, trained by the package's classifier; the strength is their lr."""
+    """Networks, trained by the package's classifier; the strength is their lr."""
+
+    @property
+    @abstractmethod
+    def network(self) -> dict[str, Any]:
+        """The classifier's parameters that say which network."""
 
     @property
     def n_features(self) -> int:
@@ -149,8 +155,7 @@ class NetworkLearner(Learner):
 
     def fit(self, loss: nn.Module, factor: float = 1.0, weight: Weights = None) -> Predictor:
         classifier = _AnyLossClassifier(
-            "mlp",
-            module__hidden_layer_sizes=(self.task.hidden,),
+            **self.network,
             C=1e12,
             optimizer=torch.optim.Adam,
             lr=self.strength * factor,
@@ -164,7 +169,27 @@ class NetworkLearner(Learner):
         return classifier.decision_function
 
 
-LEARNERS: dict[str, type[Learner]] = {"probe": ProbeLearner, "mlp": NetworkLearner}
+class PerceptronLearner(NetworkLearner):
+    """Multilayer perceptrons."""
+
+    @property
+    def network(self) -> dict[str, Any]:
+        return {"module": "mlp", "module__hidden_layer_sizes": (self.task.hidden,)}
+
+
+class ConvLearner(NetworkLearner):
+    """Small convolutional networks."""
+
+    @property
+    def network(self) -> dict[str, Any]:
+        return {"module": ConvNet}
+
+
+LEARNERS: dict[str, type[Learner]] = {
+    "probe": ProbeLearner,
+    "mlp": PerceptronLearner,
+    "cnn": ConvLearner,
+}
 
 
 def recalls(logits: NDArray, y: NDArray) -> NDArray:

@@ -45,7 +45,7 @@ class Method:
     group: str
     fit: Fit
     settings: tuple[dict[str, Any], ...]
-    models: tuple[str, ...] = ("probe", "mlp")
+    models: tuple[str, ...] = ("probe", "mlp", "cnn")
     seed_offset: int = 0
 
     def candidates(self, model: str) -> list[dict[str, Any]]:
@@ -158,8 +158,7 @@ BASES = (2.0, 1.0, 4.0, 3.0, 8.0, 6.0)
 MIXED = tuple(
     {"base": b, "strength": s} for b, s in ((0, 2), (1, 1), (1, 3), (1, 2), (3, 3), (2, 2))
 )
-BOTH = ("probe", "mlp")
-NETWORKS = ("mlp",)
+NETWORKS = ("mlp", "cnn")
 
 _ce = by_loss(lambda learner: L.CrossEntropy())
 METHODS = [

@@ -39,7 +39,7 @@ class Task:
 
     name: str
     file: str
-    model: Literal["probe", "mlp"]
+    model: Literal["probe", "mlp", "cnn"]
     n_train: int
     n_test: int | None
     prepare: Callable[[NDArray, NDArray], tuple[NDArray, NDArray]]
@@ -111,6 +111,12 @@ def principal_components(X_train: NDArray, X_test: NDArray) -> tuple[NDArray, ND
     return pca.transform(X_train), pca.transform(X_test)
 
 
+def as_images(X_train: NDArray, X_test: NDArray) -> tuple[NDArray, NDArray]:
+    """Images (n, 28, 28) of grey values as (n, 1, 28, 28), with mean 0 and variance 1."""
+    mean, scale = X_train.mean(), X_train.std()
+    return (X_train[:, None] - mean) / scale, (X_test[:, None] - mean) / scale
+
+
 FASHION = "fashion_mnist_train.npz"
 EMBEDDINGS = (1e-3, 3e-3, 5e-3, 1e-2, 2e-2, 5e-2)
 TABLES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -149,6 +155,17 @@ TASKS = {
             RATES,
             batch_size=128,
             max_epochs=20,
+        ),
+        Task(
+            "fashion-cnn",
+            "fashion_mnist_images.npz",
+            "cnn",
+            2000,
+            6000,
+            as_images,
+            RATES,
+            batch_size=128,
+            max_epochs=10,
         ),
     ]
 }

@@ -27,7 +27,7 @@ from methods import METHODS, mr2
 from report import mean_interval, measures, write_report
 from rules import choose_offsets, hardest, membership, temperature
 from selection import BASELINE, choose, most_accurate
-from tasks import Split, Task, equal_classes, standardise
+from tasks import Split, Task, as_images, equal_classes, standardise
 
 
 @pytest.fixture(scope="module")
@@ -185,10 +185,17 @@ def test_choice_stays_with_cross_entropy_where_nothing_helps():
         assert choose(row, baseline, stay=False) is row["candidates"][0]
 
 
-@pytest.mark.parametrize("model", ["probe", "mlp"])
+@pytest.mark.parametrize("model", ["probe", "mlp", "cnn"])
 def test_every_method_runs_and_cells_are_kept(digits, model, tmp_path, monkeypatch):
     tiny = task(model, max_epochs=2, n_folds=2)
-    monkeypatch.setattr(Task, "split", lambda *_: Split(*(part[:100] for part in digits)))
+    few = Split(*(part[:100] for part in digits))
+    if model == "cnn":
+        tiny = dataclasses.replace(tiny, hidden=64)
+        images = (
+            np.pad(X.reshape(-1, 1, 8, 8), [(0, 0), (0, 0), (10, 10), (10, 10)]) for X in few[::2]
+        )
+        few = few._replace(X_train=next(images), X_test=next(images))
+    monkeypatch.setattr(Task, "split", lambda *_: few)
     results = Results(tmp_path / "results.jsonl")
     # Two candidates are enough to choose from.
     methods = [
@@ -237,6 +244,18 @@ def test_interval_is_students():
     mean, low, high = mean_interval(values)
     expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert (mean, low, high) == pytest.approx((7 / 3, expected.low, expected.high))
+
+
+def test_images_are_scaled_by_the_training_set():
+    rng = np.random.default_rng(0)
+    train, test = rng.integers(256, size=(2, 5, 28, 28)).astype(np.float32)
+    X_train, X_test = as_images(train, test)
+    assert X_train.shape == X_test.shape == (5, 1, 28, 28)
+    assert X_train.mean() == pytest.approx(0, abs=1e-5)
+    assert X_train.std() == pytest.approx(1, abs=1e-5)
+    np.testing.assert_allclose(
+        X_test[:, 0] * train.std() + train.mean(), test, rtol=1e-4, atol=1e-3
+    )
 
 
 def test_equal_classes():
