@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from sklearn.pipeline import Pipeline, make_pipeline
@@ -43,7 +44,8 @@ def to_onnx(estimator: Any, X: Any) -> ModelProto:
     X : array-like or data frame of shape (n_samples, n_features), or of more dimensions
         A few rows such as ``predict`` takes, for the shape and type of the input, which is named
         ``X``. A classifier takes float32 if `X`, or its own parameter `dtype`, is that, and float64
-        otherwise. A pipeline takes the type of `X`; of a data frame, each column is an input.
+        otherwise. A pipeline takes the type of `X`, float32 for float16; of a data frame, each
+        column is an input.
 
     Returns
     -------
@@ -91,7 +93,7 @@ def to_onnx(estimator: Any, X: Any) -> ModelProto:
         model = _network(classifier, features, np.dtype(dtype), "X")
     else:
         preprocessing = make_pipeline(*steps)
-        before = _import("skl2onnx").to_onnx(preprocessing, X[:1], target_opset=_OPSET)
+        before = _import("skl2onnx").to_onnx(preprocessing, _row(X), target_opset=_OPSET)
         (output,) = before.graph.output
         dtype = onnx.helper.tensor_dtype_to_np_dtype(output.type.tensor_type.elem_type)
         features = classifier._check_X(preprocessing.transform(X), reset=False)
@@ -126,6 +128,16 @@ class _Probabilities(nn.Module):
     def forward(self, X: Tensor) -> Tensor:
         logits, _ = self.module(X.to(self.dtype))
         return logits.softmax(-1)
+
+
+def _row(X: Any) -> Any:
+    """The first row of `X` as skl2onnx reads types off it: of a frame of pandas or an array."""
+    if isinstance(X, pd.DataFrame):
+        return X.iloc[:1]
+    if hasattr(X, "columns"):  # a frame of another library
+        return pd.DataFrame({name: np.asarray(X[name][:1]) for name in X.columns})
+    row = np.asarray(X[:1])
+    return row.astype(np.float32) if row.dtype == np.float16 else row
 
 
 def _network(

@@ -108,6 +108,7 @@ def test_files_agree_with_each_other_and_with_the_model(npz, folder, capsys):
     fitted = model[-1]
     assert isinstance(fitted, MR2Classifier)
     assert summary["mr2"]["C"] == fitted.C
+    assert summary["mr2"]["C_fitted"] == fitted.C_
     np.testing.assert_allclose(fitted.margins_, table["margin_mr2"], rtol=1e-5)
     assert summary["difficulty"]["hard"] == table["class"][table["difficulty"] == "hard"].tolist()
 

@@ -108,6 +108,29 @@ class TestToONNX:
         assert_allclose(probabilities, model.predict_proba(X), atol=TOLERANCE[dtype])
         assert_array_equal(label, model.predict(X))
 
+    @pytest.mark.parametrize("convert", [np.ndarray.tolist, torch.from_numpy])
+    def test_pipeline_of_what_is_no_array(self, convert):
+        pytest.importorskip("skl2onnx")
+        X, y = data()
+        model = fit("probe", X, y, pipeline=True)
+        assert_array_equal(run(to_onnx(model, convert(X)), X)[1], run(to_onnx(model, X), X)[1])
+
+    def test_pipeline_of_half_precision(self):
+        pytest.importorskip("skl2onnx")
+        X, y = data("float32")
+        model = fit("probe", X, y, pipeline=True)
+        probabilities = run(to_onnx(model, X.astype(np.float16)), X)[1]
+        assert_allclose(probabilities, model.predict_proba(X), atol=1e-6)
+
+    def test_pipeline_of_a_frame_of_polars(self):
+        pytest.importorskip("skl2onnx")
+        polars = pytest.importorskip("polars")
+        X, y = data()
+        frame = polars.DataFrame(X, schema=list("abcde"))
+        model = fit("probe", frame, y, pipeline=True)
+        _, probabilities = run(to_onnx(model, frame), pd.DataFrame(X, columns=frame.columns))
+        assert_allclose(probabilities, model.predict_proba(frame), atol=1e-6)
+
     def test_pipeline_of_a_data_frame_with_categories(self):
         pytest.importorskip("skl2onnx")
         X, y = data()

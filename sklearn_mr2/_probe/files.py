@@ -124,6 +124,8 @@ def _summary(outcome: Outcome, source: str, seconds: float) -> dict[str, Any]:
     def tuning(tuned: Tuned) -> dict[str, Any]:
         return {
             "C": tuned.C,
+            # What the model was fitted with: margins in proportion to errors raise C.
+            "C_fitted": tuned.model[-1].C_,
             "cv_accuracy": [
                 {"C": C, "accuracy": score}
                 for C, score in zip(settings.Cs, tuned.cv_accuracy.tolist(), strict=True)
