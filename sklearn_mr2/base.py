@@ -26,7 +26,12 @@ from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    _num_samples,
+    check_is_fitted,
+    validate_data,
+)
 from torch import Tensor
 
 from .distributed import ALONE, Processes, join_processes, own_gpu
@@ -241,18 +246,7 @@ class TorchClassifier(
         """Combine sample and class weights; None stands for all ones."""
         weight = None
         if sample_weight is not None:
-            try:
-                weight = _check_sample_weight(_to_numpy(sample_weight), X, dtype=np.float64)
-            except (TypeError, ValueError) as error:
-                raise ValueError(
-                    f"sample_weight must be numbers, one for each of the {len(X)} samples, not all "
-                    f"of them zero. ({error})"
-                ) from error
-            if (weight < 0).any():
-                raise ValueError(
-                    "sample_weight must not be negative. Give samples that are not to count the "
-                    "weight 0."
-                )
+            weight = _check_weight(sample_weight, X)
             if not weight.any():
                 raise ValueError("sample_weight is zero for all samples; some must be positive.")
         if self.class_weight is None:
@@ -794,6 +788,22 @@ class _Borrowed:
         self._array = array
         pointer, _ = array.__array_interface__["data"]
         self.__array_interface__ = {**array.__array_interface__, "data": (pointer, False)}
+
+
+def _check_weight(sample_weight: Any, X: Any) -> NDArray:
+    """Weights of the samples as float64."""
+    try:
+        weight = _check_sample_weight(_to_numpy(sample_weight), X, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"sample_weight must be numbers, one for each of the {_num_samples(X)} samples, not "
+            f"all of them zero. ({error})"
+        ) from error
+    if (weight < 0).any():
+        raise ValueError(
+            "sample_weight must not be negative. Give samples that are not to count the weight 0."
+        )
+    return weight
 
 
 def _as_tensor(array: NDArray) -> Tensor:

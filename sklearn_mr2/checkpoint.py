@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 if TYPE_CHECKING:
     from .net import TensorNet
@@ -125,21 +126,29 @@ def fingerprint(
         if name not in ("callbacks", "verbose", "checkpoint", "device", "random_state")
     }
     modules = [value for value in parameters.values() if isinstance(value, torch.nn.Module)]
-    # Callbacks come alone or as pairs with a name.
-    callbacks = [
-        (callback[0], type(callback[1])) if isinstance(callback, tuple) else type(callback)
-        for callback in estimator.callbacks or []
-    ]
+    callbacks = [_description(callback) for callback in estimator.callbacks or []]
     description = repr((sorted(parameters.items()), callbacks, seed))
     # The address of a function or object is another in each process.
     digest = hashlib.sha256(re.sub(r" at 0x[0-9a-fA-F]+", "", description).encode())
-    weights = [value for module in modules for _, value in sorted(module.state_dict().items())]
+    weights = [
+        value
+        for module in modules
+        for _, value in sorted(module.state_dict().items())
+        if not is_lazy(value)  # which has no value yet; the seed decides on it
+    ]
     for tensor in (X, y, sample_weight, *weights):
         if isinstance(tensor, Tensor):
             tensor = tensor.detach().cpu().contiguous()
             digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _description(callback: Any) -> Any:
+    """Type of a callback, which may be a class and part of a pair with a name."""
+    if isinstance(callback, tuple | list):
+        return callback[0], _description(callback[1])
+    return callback if isinstance(callback, type) else type(callback)
 
 
 def _parts(net: TensorNet) -> dict[str, Any]:

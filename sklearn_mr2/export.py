@@ -132,12 +132,17 @@ class _Probabilities(nn.Module):
 
 def _row(X: Any) -> Any:
     """The first row of `X` as skl2onnx reads types off it: of a frame of pandas or an array."""
-    if isinstance(X, pd.DataFrame):
-        return X.iloc[:1]
-    if hasattr(X, "columns"):  # a frame of another library
-        return pd.DataFrame({name: np.asarray(X[name][:1]) for name in X.columns})
-    row = np.asarray(X[:1])
-    return row.astype(np.float32) if row.dtype == np.float16 else row
+    names = getattr(X, "column_names", getattr(X, "columns", None))
+    if names is not None:
+        frame = X[:1] if isinstance(X, pd.DataFrame) else {n: np.asarray(X[n][:1]) for n in names}
+        return pd.DataFrame({name: _single(frame[name]) for name in names})
+    row = X[:1]
+    return _single(row.toarray() if hasattr(row, "toarray") else np.asarray(row))
+
+
+def _single(values: Any) -> Any:
+    """What is in half precision in single precision, since skl2onnx does not know the former."""
+    return values.astype(np.float32) if values.dtype == np.float16 else values
 
 
 def _network(

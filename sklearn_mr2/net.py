@@ -704,7 +704,7 @@ class TensorNet(NeuralNetClassifier):
             "finite. The last parameters with a finite loss are kept. Lower lr, scale the "
             "features, or clip gradients with the callback skorch.callbacks.GradientNormClipping.",
             ConvergenceWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

@@ -315,6 +315,7 @@ def test_divergence_keeps_the_last_good_parameters(epoch, at):
     with pytest.warns(ConvergenceWarning, match=r"diverged in epoch.*Lower lr") as caught:
         model = train(ADAM, Predicts(X), Poison(epoch, at, np.nan))
     assert len(caught) == 1
+    assert caught[0].filename == __file__
     assert np.isfinite(model.coef_).all()
     assert np.isfinite(model.predict_proba(X)).all()
     # The poisoned epoch is lost, and at most the one before.
@@ -504,3 +505,10 @@ def test_the_table_can_be_sent_elsewhere(capfd):
 def test_progress_bar(model, capfd):
     train(model, ProgressBar(detect_notebook=False), batch_size=32)
     assert "/4 [" in capfd.readouterr().err  # three batches to train on, one to validate on
+
+
+def test_overflow_of_a_probe_is_reported_to_the_caller():
+    with pytest.warns(ConvergenceWarning, match=r"probe's weights or loss overflow") as caught:
+        model = MR2Classifier(callbacks=[Poison(3, "epoch end", np.nan)], max_epochs=3).fit(X, Y)
+    assert {warning.filename for warning in caught} == {__file__}
+    assert np.isfinite(model.coef_).all()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.datasets import load_digits
 from skorch.callbacks import Callback, EarlyStopping, EpochTimer, LRScheduler
 
@@ -118,6 +119,9 @@ def test_callbacks_and_weights_of_modules_count(data):
     assert mark(callbacks=[("a", Cut())]) == mark(callbacks=[("a", Cut(2))])
     assert mark(callbacks=[("a", Cut())]) != mark(callbacks=[("a", EpochTimer())])
     assert mark(callbacks=[Cut()]) != mark(callbacks=[EpochTimer()])
+    assert mark(callbacks=[EpochTimer]) == mark(callbacks=[EpochTimer()])
+    assert mark(callbacks=[EpochTimer]) != mark(callbacks=[Cut])
+    assert mark(callbacks=[["a", Cut()]]) != mark(callbacks=[["a", EpochTimer()]])
 
     def layer(width=3, bias=0.0):
         module = torch.nn.Sequential(
@@ -130,6 +134,13 @@ def test_callbacks_and_weights_of_modules_count(data):
     assert layer() == layer()
     assert layer() != layer(bias=1.0)
     assert layer() != layer(width=4)
+
+
+def test_lazy_layers(data, tmp_path):
+    module = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.ReLU())
+    model = MR2Classifier(module, max_epochs=2, checkpoint=tmp_path / "a.pt", random_state=0)
+    first = model.fit(*data).coef_
+    np.testing.assert_array_equal(clone(model).fit(*data).coef_, first)
 
 
 def test_folds_of_class_errors_leave_the_checkpoint_alone(data, tmp_path):

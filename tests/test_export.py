@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy.sparse import csr_array
 from sklearn.base import clone
 from sklearn.compose import make_column_transformer
 from sklearn.datasets import make_classification
@@ -19,7 +20,7 @@ from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
 from torch import nn
 
 from sklearn_mr2 import MirrorFlowClassifier, MR2Classifier, MR2ClassifierCV, __version__
-from sklearn_mr2.export import to_onnx
+from sklearn_mr2.export import _row, to_onnx
 from sklearn_mr2.mirror.networks import HomogeneousMLP
 from sklearn_mr2.mr2.heads import LinearHead
 from sklearn_mr2.mr2.modules import MLP, HeadedModule
@@ -130,6 +131,18 @@ class TestToONNX:
         model = fit("probe", frame, y, pipeline=True)
         _, probabilities = run(to_onnx(model, frame), pd.DataFrame(X, columns=frame.columns))
         assert_allclose(probabilities, model.predict_proba(frame), atol=1e-6)
+
+    @pytest.mark.parametrize("kind", ["pandas", "pyarrow", "sparse"])
+    def test_sample_of_what_skl2onnx_does_not_read(self, kind):
+        half = data("float16")[0]
+        frame = pd.DataFrame(half, columns=list("abcde"))
+        if kind == "pyarrow":
+            pyarrow = pytest.importorskip("pyarrow")
+            frame = pyarrow.table({name: half[:, i] for i, name in enumerate("abcde")})
+        rows = _row(csr_array(half.astype("float32")) if kind == "sparse" else frame)
+        np.testing.assert_array_equal(np.asarray(rows), half[:1])
+        assert np.asarray(rows).dtype == np.float32
+        assert hasattr(rows, "columns") == (kind != "sparse")
 
     def test_pipeline_of_a_data_frame_with_categories(self):
         pytest.importorskip("skl2onnx")

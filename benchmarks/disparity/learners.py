@@ -149,10 +149,6 @@ class NetworkLearner(Learner):
     def network(self) -> dict[str, Any]:
         """The classifier's parameters that say which network."""
 
-    @property
-    def n_features(self) -> int:
-        return self.task.hidden
-
     def fit(self, loss: nn.Module, factor: float = 1.0, weight: Weights = None) -> Predictor:
         classifier = _AnyLossClassifier(
             **self.network,
@@ -173,12 +169,20 @@ class PerceptronLearner(NetworkLearner):
     """Multilayer perceptrons."""
 
     @property
+    def n_features(self) -> int:
+        return self.task.hidden
+
+    @property
     def network(self) -> dict[str, Any]:
         return {"module": "mlp", "module__hidden_layer_sizes": (self.task.hidden,)}
 
 
 class ConvLearner(NetworkLearner):
     """Small convolutional networks."""
+
+    @property
+    def n_features(self) -> int:
+        return ConvNet.n_features
 
     @property
     def network(self) -> dict[str, Any]:

@@ -9,6 +9,8 @@ class ConvNet(nn.Sequential):
     Without `batch_norm` nothing holds the scale of the features, and they grow in training.
     """
 
+    n_features = 64
+
     def __init__(self, batch_norm: bool = True) -> None:
         super().__init__(
             nn.Conv2d(1, 8, 3, padding=1),
@@ -18,7 +20,7 @@ class ConvNet(nn.Sequential):
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(16 * 7 * 7, 64),
-            *([nn.BatchNorm1d(64)] if batch_norm else []),
+            nn.Linear(16 * 7 * 7, self.n_features),
+            *([nn.BatchNorm1d(self.n_features)] if batch_norm else []),
             nn.ReLU(),
         )

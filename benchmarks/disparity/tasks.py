@@ -112,7 +112,7 @@ def principal_components(X_train: NDArray, X_test: NDArray) -> tuple[NDArray, ND
 
 
 def as_images(X_train: NDArray, X_test: NDArray) -> tuple[NDArray, NDArray]:
-    """Images (n, 28, 28) of grey values as (n, 1, 28, 28), with mean 0 and variance 1."""
+    """Images (n, 28, 28) as (n, 1, 28, 28); mean 0 and variance 1 in the training set."""
     mean, scale = X_train.mean(), X_train.std()
     return (X_train[:, None] - mean) / scale, (X_test[:, None] - mean) / scale
 

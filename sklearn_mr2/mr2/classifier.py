@@ -142,7 +142,7 @@ class ProbeNet(TensorNet):
             f"The probe's weights or loss overflow in iteration {len(self.history)}; the last "
             "finite ones are kept. Lower C, scale the features, or set dtype='float64'.",
             ConvergenceWarning,
-            stacklevel=5,
+            stacklevel=7,
         )
 
 
@@ -716,14 +716,15 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         for train, test in folds.split(X, y):
             # A model cannot predict what it has not seen, which says nothing of the class.
             test = test[np.isin(y[test], y[train])]
-            if len(test):
+            if len(test) and len(np.unique(y[train])) > 1:
                 model.fit(X[train], y[train], sample_weight=weight[train])
                 tested.append(test)
                 predicted.append(model.predict(X[test]))
         if not tested:
             raise ValueError(
-                "No fold of error_cv has a class in both its training and its test part, so that "
-                "no class error can be measured. Use stratified folds, as error_cv=5 does."
+                "No fold of error_cv has two classes in its training part and one of them in its "
+                "test part, so that no class error can be measured. Use stratified folds, as "
+                "error_cv=5 does."
             )
         rows = np.concatenate(tested)
         return _class_error(y[rows], np.concatenate(predicted), weight[rows], data.n_classes)

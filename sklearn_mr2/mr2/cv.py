@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from inspect import signature
 from numbers import Integral
 from typing import Any, Self
 
@@ -18,12 +19,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import (
     _check_feature_names,
-    _check_sample_weight,
     check_is_fitted,
     validate_data,
 )
 
-from ..base import _check_labels, _refuse_lazy
+from ..base import _check_labels, _check_weight, _refuse_lazy
 from .classifier import MR2Classifier
 from .notebook import MarginsInNotebooks
 
@@ -152,8 +152,8 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
         ------
         ValueError
             If `Cs` are not positive, `refit` does not fit `scoring`, the head is a cosine one, a
-            class has no sample in the training part of a fold, the test part of one weighs
-            nothing, or the data are not what MR2Classifier takes.
+            class has no sample in the training part of a fold, the test part of one is empty or
+            weighs nothing, or the data are not what MR2Classifier takes.
         TypeError
             If there is `sample_weight` and a scorer does not take it, or `refit` is a function
             that does not return an integer.
@@ -173,8 +173,10 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
         if y is None:
             raise ValueError("MR2ClassifierCV requires y to be passed, but the target y is None.")
         check_classification_targets(y)
-        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X)
+        weight = None if sample_weight is None else _check_weight(sample_weight, X)
         self.scorer_ = check_scoring(template, self.scoring)
+        if weight is not None:
+            self._check_scorers_take_weights(template)
         several = isinstance(self.scoring, list | tuple | dict)
         if self.refit is False or (
             several and not callable(self.refit) and self.refit not in self.scoring
@@ -209,8 +211,29 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
             )
         return Cs
 
+    def _check_scorers_take_weights(self, model: MR2Classifier) -> None:
+        """Refuse scorers that would leave the weights out; scikit-learn does so in silence."""
+        scoring = self.scoring
+        if isinstance(scoring, dict):
+            scorers = scoring
+        else:
+            names = scoring if isinstance(scoring, list | tuple) else [scoring]
+            scorers = {str(name): name for name in names}
+        for name, scorer in scorers.items():
+            found: Any = check_scoring(model, scorer)
+            # Those of make_scorer pass the parameters of their score function on.
+            parameters = signature(getattr(found, "_score_func", found)).parameters
+            if not any(
+                p.name == "sample_weight" or p.kind == p.VAR_KEYWORD for p in parameters.values()
+            ):
+                raise TypeError(
+                    f"The scorer {name} of scoring does not take sample_weight. Give it such a "
+                    "parameter, or leave sample_weight out."
+                )
+
     def _choose(self) -> None:
         """Set `best_index_` and, unless a function chooses, `best_score_`."""
+        self._chosen_by: str | None = None
         if callable(self.refit):
             index = self.refit(self.cv_results_)
             if not isinstance(index, Integral):
@@ -228,6 +251,7 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
         if name not in known:  # a function may return several scores of any names
             raise ValueError(f"refit={name!r} is none of the scores, which are {known}.")
         ranks = self.cv_results_[f"rank_test_{name}"]
+        self._chosen_by = name
         self.best_index_ = int(ranks.argmin())
         self.best_score_ = float(self.cv_results_[f"mean_test_{name}"][self.best_index_])
 
@@ -271,14 +295,23 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
         float
             What C was chosen by: the score of `scoring`, of several the one that `refit` names.
             The accuracy where `refit` is a function and there are several.
+
+        Raises
+        ------
+        TypeError
+            If there is `sample_weight` and a scorer does not take it.
         """
-        weight = {} if sample_weight is None else {"sample_weight": sample_weight}
-        score = self.scorer_(self._best(X), X, y, **weight)
+        best = self._best(X)
+        weight = {}
+        if sample_weight is not None:
+            weight["sample_weight"] = sample_weight
+            self._check_scorers_take_weights(best)
+        score = self.scorer_(best, X, y, **weight)
         if not isinstance(score, dict):
             return float(score)
-        if callable(self.refit):
+        if self._chosen_by is None:
             return super().score(X, y, sample_weight)
-        return float(score[self.refit])
+        return float(score[self._chosen_by])
 
     @property
     def classes_(self) -> NDArray:
@@ -316,6 +349,11 @@ def _check_folds(y: Any, weight: NDArray | None, folds: list[tuple[NDArray, NDAr
     counts = np.ones(len(labels), bool) if weight is None else weight > 0
     classes = np.unique(labels[counts])
     for i, (train, test) in enumerate(folds):
+        if not len(test):
+            raise ValueError(
+                f"The test part of fold {i} is empty, so that there is nothing to score. Use other "
+                "folds."
+            )
         if not counts[test].any():
             raise ValueError(
                 f"sample_weight is 0 for all samples in the test part of fold {i}, so that there "
@@ -353,15 +391,7 @@ def _score_path(
     scores = []
     for C in Cs:
         model.set_params(C=float(C)).fit(X_train, y_train, fit_weight)
-        try:
-            score = scorer(model, X_test, y_test, **test_weight)
-        except TypeError as error:
-            if test_weight and "sample_weight" in str(error):
-                raise TypeError(
-                    "A scorer of scoring does not take sample_weight. Give it such a parameter, or "
-                    "leave sample_weight out."
-                ) from error
-            raise
+        score = scorer(model, X_test, y_test, **test_weight)
         scores.append(score if isinstance(score, dict) else {"score": score})
     return scores
 

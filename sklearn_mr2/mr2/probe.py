@@ -72,13 +72,15 @@ class GramPreconditioner:
             for rows in chunks:
                 block = scaled(rows)
                 gram.addmm_(block.T, block)
+            gram.diagonal().add_(_rounding_of(mean))
             self._rows = None
         else:
             # Fewer samples than features: by Woodbury's identity a factor of size n is enough.
             # What it subtracts is nearly all of the gradient, hence in double precision.
             self._rows = scaled(slice(None)).double()
             gram = self._rows @ self._rows.T
-            rounding = torch.finfo(gram.dtype).eps * gram.diagonal().mean().item()
+            # Above what lifting the factor may add, which the ridge would have to agree with.
+            rounding = 100 * torch.finfo(gram.dtype).eps * gram.diagonal().mean().item()
             self._ridge = max(self._ridge, rounding, torch.finfo(gram.dtype).tiny)
         gram.diagonal().add_(self._ridge)
         self._factor = _Factor(gram)
@@ -112,6 +114,11 @@ class GramPreconditioner:
         g = grad.double() / self._curvature
         dual = self._factor.solve(self._rows @ g.T)
         return ((g - dual.T @ self._rows) / self._ridge).to(grad.dtype)
+
+
+def _rounding_of(mean: Tensor) -> Tensor:
+    """Variance of each centred feature below which it may be rounding, as in a constant one."""
+    return torch.finfo(mean.dtype).eps * mean.square()
 
 
 #: Probability of a class below which a sample says nothing about its curvature.
@@ -191,7 +198,10 @@ class HessianPreconditioner:
         shifted = self._hessian.clone()
         # The intercepts, which come last in each class, are not penalised.
         diagonal = shifted.diagonal().unflatten(0, (-1, self._n_inputs))
-        diagonal[:, : self._n_inputs - (self._mean is not None)] += l2 / self._total
+        if self._mean is None:
+            diagonal += l2 / self._total
+        else:
+            diagonal[:, :-1] += l2 / self._total + diagonal[:, -1:] * _rounding_of(self._mean)
         self._factor = _Factor(shifted)
 
     def solve(self, weight_grad: Tensor, bias_grad: Tensor | None = None) -> list[Tensor]:

@@ -190,7 +190,6 @@ def test_every_method_runs_and_cells_are_kept(digits, model, tmp_path, monkeypat
     tiny = task(model, max_epochs=2, n_folds=2)
     few = Split(*(part[:100] for part in digits))
     if model == "cnn":
-        tiny = dataclasses.replace(tiny, hidden=64)
         images = (
             np.pad(X.reshape(-1, 1, 8, 8), [(0, 0), (0, 0), (10, 10), (10, 10)]) for X in few[::2]
         )

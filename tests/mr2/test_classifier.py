@@ -342,8 +342,16 @@ class TestMargins:
     def test_folds_that_share_no_class(self):
         X, y, _ = problem(4, n=80)
         model = MR2Classifier(margin_statistic="error", error_cv=PredefinedSplit(y % 2))
-        with pytest.raises(ValueError, match="No fold of error_cv has a class in both"):
+        with pytest.raises(ValueError, match="No fold of error_cv has two classes in its training"):
             model.fit(X, y)
+
+    @pytest.mark.filterwarnings("ignore:The least populated class")
+    def test_a_fold_that_trains_on_one_class_does_not_count(self):
+        rng = np.random.default_rng(0)
+        X, y = rng.normal(size=(41, 3)), np.array(["a"] * 40 + ["b"])
+        model = MR2Classifier(margin_statistic="error", margin_mode="subtract").fit(X, y)
+        assert np.isfinite(model.class_spread_[0])
+        assert np.isnan(model.class_spread_[1])
 
     def test_correlation_of_networks_by_folds(self):
         X, y, _ = problem(4, n=200)

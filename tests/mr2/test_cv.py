@@ -5,8 +5,9 @@ import pandas as pd
 import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_digits
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegressionCV
-from sklearn.metrics import check_scoring
+from sklearn.metrics import check_scoring, make_scorer
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -72,14 +73,55 @@ def test_functions_that_choose_no_index(data, folds, chosen, error, message):
         MR2ClassifierCV(Cs=CS[:2], cv=folds, refit=lambda results: chosen).fit(*data)
 
 
-def test_a_scorer_without_weights(data, folds):
-    def scorer(model, X, y):
-        return model.score(X, y)
+def plain_accuracy(y_true, y_pred):
+    return np.mean(y_true == y_pred)
 
-    search = MR2ClassifierCV(Cs=CS[:2], cv=folds, scoring=scorer)
+
+SCORERS_WITHOUT_WEIGHTS = {
+    "function": lambda model, X, y: model.score(X, y),
+    "made": make_scorer(plain_accuracy),
+    "one of several": {"loss": "neg_log_loss", "a": make_scorer(plain_accuracy)},
+}
+
+
+@pytest.mark.parametrize("kind", SCORERS_WITHOUT_WEIGHTS)
+def test_a_scorer_without_weights(data, folds, kind):
+    scoring = SCORERS_WITHOUT_WEIGHTS[kind]
+    search = MR2ClassifierCV(Cs=CS[:2], cv=folds, scoring=scoring, refit="a")
     assert search.fit(*data).best_score_ > 0.5
-    with pytest.raises(TypeError, match="does not take sample_weight"):
-        search.fit(*data, sample_weight=np.ones(len(data[1])))
+    for call in (search.score, search.fit):
+        with pytest.raises(TypeError, match="does not take sample_weight"):
+            call(*data, sample_weight=np.ones(len(data[1])))
+
+
+@pytest.mark.parametrize("scoring", [None, "accuracy", ["accuracy", "neg_log_loss"]])
+def test_scorers_with_weights(data, folds, scoring):
+    weight = np.where(data[1] == 8, 0.1, 1.0)
+    search = MR2ClassifierCV(Cs=CS[:2], cv=folds, scoring=scoring, refit="accuracy")
+    expected = np.average(search.fit(*data, weight).predict(data[0]) == data[1], weights=weight)
+    assert search.score(*data, weight) == pytest.approx(expected)
+
+
+def test_a_function_that_returns_named_scores(data, folds):
+    def scorer(model, X, y):
+        return {"score": model.score(X, y)}
+
+    search = MR2ClassifierCV(Cs=CS[:2], cv=folds, scoring=scorer).fit(*data)
+    assert search.score(*data) == search.best_estimator_.score(*data)
+
+
+def test_an_unfitted_search_has_no_score(data):
+    with pytest.raises(NotFittedError):
+        MR2ClassifierCV().score(*data)
+
+
+def test_test_parts_and_weights_that_count_nothing(data, folds):
+    X, y = data
+    empty = [(np.arange(len(y)), np.arange(0))]
+    with pytest.raises(ValueError, match="test part of fold 0 is empty"):
+        MR2ClassifierCV(Cs=CS[:2], cv=empty).fit(X, y)
+    with pytest.raises(ValueError, match="must not be negative"):
+        MR2ClassifierCV(Cs=CS[:2], cv=folds).fit(X, y, np.where(y == 3, -1, 1))
 
 
 def test_folds_without_weight(data):

@@ -327,6 +327,31 @@ def test_features_of_any_scale_in_double_precision(scale):
     assert model.fit(X * scale, y).score(X * scale, y) >= 0.97
 
 
+@pytest.mark.parametrize("constant", [0.1, 1000.0])
+@pytest.mark.parametrize("n_features", [6, 300])  # by the Hessian, and by the Gram matrix
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_constant_column_is_no_feature(constant, n_features, dtype):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(3000, n_features))
+    y = (X[:, :3] + rng.normal(size=(3000, 3))).argmax(1)
+    plain = MR2Classifier(margin_statistic=None, C=np.inf, dtype=dtype).fit(X, y)
+    model = clone(plain).fit(np.column_stack([X, np.full(3000, constant)]), y)
+    assert np.abs(model.coef_).max() < 1e3
+    predicted = model.predict_proba(np.column_stack([X, np.full(3000, constant)]))
+    np.testing.assert_allclose(predicted, plain.predict_proba(X), atol=2e-3)
+
+
+@pytest.mark.parametrize("C", [1e8, 1e12, np.inf])
+def test_fewer_samples_than_features_of_low_rank(C):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 20))
+    y = (X[:, :3] + 3 * rng.normal(size=(200, 3))).argmax(1)
+    wide = X @ np.linalg.qr(rng.normal(size=(300, 20)))[0].T  # rotated: the same problem
+    model = MR2Classifier(margin_statistic=None, C=C, tol=1e-8)
+    narrow, found = clone(model).fit(X, y), clone(model).fit(wide, y)
+    np.testing.assert_allclose(found.predict_proba(wide), narrow.predict_proba(X), atol=1e-3)
+
+
 def test_separable_data_without_a_penalty():
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(200, 4)), np.arange(200) % 4
