@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
+import sys
 import warnings
+from collections import deque
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, Literal, cast
@@ -320,9 +323,8 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
 
     _passthrough_prefixes = (*TorchClassifier._passthrough_prefixes, "head__", "compile__")
 
-    # Set by MR2ClassifierCV, which fits the same data again and again: curvature serves the next.
-    _on_path = False
-    _last_made: _ProbePreconditioner | None = None
+    # Set by MR2ClassifierCV, which fits the same data again and again.
+    _path: Path | None = None
 
     _parameter_constraints: dict = {
         **TorchClassifier._parameter_constraints,
@@ -492,10 +494,11 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
             make = None
             if self.head == "linear":
                 intercept = _resolve(self.fit_intercept, True)
-                known = None if self._last_made is None else self._last_made.known
+                last = None if self._path is None else self._path.last_made
+                known = None if last is None else last.known
                 make = _ProbePreconditioner(data, self.margin_mode, intercept, known)
-                if self._on_path:
-                    self._last_made = make
+                if self._path is not None:
+                    self._path.last_made = make
             net = ProbeNet(module, tol=self.tol, make_preconditioner=make, **options)
         else:
             net = TensorNet(
@@ -612,6 +615,9 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
         super()._start_from(net, previous)
         if isinstance(net.criterion_, MR2Loss) and isinstance(previous.criterion_, MR2Loss):
             net.criterion_.load_state_dict(previous.criterion_.state_dict())
+        ahead = None if self._path is None else self._path.ahead(net.head_l2)
+        if ahead is not None:
+            net.optimizer_.suggest(ahead)
 
     # ------------------------------------------------------------------ margins
 
@@ -755,6 +761,8 @@ class MR2Classifier(MarginsInNotebooks, TorchClassifier):
 
     def _after_training(self, data: TrainingData, valid: TensorDataset | None) -> None:
         head = self.net_.module_.head
+        if self._path is not None:
+            self._path.add(self.net_)
         if head.weight.dtype == torch.float64 and self.dtype_ == np.float32:
             self.net_.module_.float()
             self.net_.criterion_.float()
@@ -845,6 +853,33 @@ def _rank_correlation(margins: NDArray, error: NDArray | None) -> float:
     if np.ptp(margins[both]) == 0 or np.ptp(error[both]) == 0:
         return float("nan")
     return float(spearmanr(margins[both], error[both]).statistic)
+
+
+class Path:
+    """What the fits to the same data with one penalty after the other hand on to the next."""
+
+    def __init__(self) -> None:
+        self.last_made: _ProbePreconditioner | None = None
+        self._solutions: deque[tuple[float, list[Tensor]]] = deque(maxlen=2)
+
+    def add(self, net: TensorNet) -> None:
+        """Note a solution."""
+        parameters = [p.detach().clone() for p in net.module_.parameters()]
+        self._solutions.append((self._position(net.head_l2), parameters))
+
+    def ahead(self, l2: float) -> list[Tensor] | None:
+        """Where the last two solutions point to, as a line over the logarithm of the penalty."""
+        if len(self._solutions) < 2:
+            return None
+        (x0, before), (x1, last) = self._solutions
+        if x0 == x1:
+            return None
+        share = (self._position(l2) - x1) / (x1 - x0)
+        return [q + share * (q - p) for p, q in zip(before, last, strict=True)]
+
+    @staticmethod
+    def _position(l2: float) -> float:
+        return math.log(max(l2, sys.float_info.min))
 
 
 class _ProbePreconditioner:

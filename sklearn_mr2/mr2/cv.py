@@ -24,7 +24,7 @@ from sklearn.utils.validation import (
 )
 
 from ..base import _check_labels, _check_weight, _refuse_lazy
-from .classifier import MR2Classifier
+from .classifier import MR2Classifier, Path
 from .notebook import MarginsInNotebooks
 
 
@@ -32,9 +32,9 @@ class MR2ClassifierCV(MarginsInNotebooks, MetaEstimatorMixin, ClassifierMixin, B
     """MR2Classifier with `C` chosen by cross-validation, as LogisticRegressionCV does.
 
     On each fold a linear probe goes from the strongest penalty to the weakest, each time starting
-    from the last solution; a grid search starts every fit from zero. Scores are those of a grid
-    search, up to the tolerance of the fits, in somewhat fewer iterations. Networks, for which the
-    start matters, are trained from the beginning each time.
+    from where the last two solutions point to; a grid search starts every fit from zero. Scores are
+    those of a grid search, up to the tolerance of the fits, in fewer iterations. Networks, for
+    which the start matters, are trained from the beginning each time.
 
     Parameters
     ----------
@@ -386,8 +386,9 @@ def _score_path(
     fit_weight = None if weight is None else weight[train]
     test_weight = {} if weight is None else {"sample_weight": weight[test]}
     # A network would go on training where it stopped; the optimum of a probe has no memory.
-    model._on_path = model._full_batch(by_parts=False)
-    model.set_params(warm_start=model._on_path)
+    if model._full_batch(by_parts=False):
+        model._path = Path()
+    model.set_params(warm_start=model._path is not None)
     scores = []
     for C in Cs:
         model.set_params(C=float(C)).fit(X_train, y_train, fit_weight)

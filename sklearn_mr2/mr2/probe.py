@@ -325,14 +325,25 @@ class PreconditionedLBFGS(torch.optim.Optimizer):
         return self.param_groups[0]["params"]
 
     def release(self) -> None:
-        """Forget the preconditioner and the past steps, which are as large as the model."""
+        """Forget the preconditioner and the points known, which are as large as the model."""
         self.converged = False
         self._point: tuple[float, Tensor] | None = None
+        self._suggested: list[Tensor] | None = None
         self._pairs: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=self.history_size)
         self._solve: Solve | None = None
         self._scale = 1.0
         self._n_steps = self._next_refresh = 0
         self._values: list[float] = []
+
+    def suggest(self, point: Iterable[Tensor]) -> None:
+        """Name a point to start from in place of the parameters, if the objective is lower there.
+
+        Parameters
+        ----------
+        point : iterable of Tensor
+            Values of all parameters. They are evaluated in the first step.
+        """
+        self._suggested = list(point)
 
     def step(self, closure: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
         """Perform one iteration.
@@ -350,6 +361,8 @@ class PreconditionedLBFGS(torch.optim.Optimizer):
         evaluate = torch.enable_grad()(closure)
         if self._point is None:
             self._point = evaluate().item(), self._flat_gradient()
+            if self._suggested is not None:
+                self._compare(self._suggested, evaluate)
         if self._n_steps == self._next_refresh:
             self._refresh()
         self._n_steps += 1
@@ -396,6 +409,18 @@ class PreconditionedLBFGS(torch.optim.Optimizer):
         close = self._remaining() <= 0.05 * self.tol * abs(new_value)
         self.converged = close or self._stalled(noise)
         return torch.tensor(new_value, dtype=torch.float64)
+
+    @torch.no_grad()
+    def _compare(self, suggested: list[Tensor], evaluate: Callable[[], Tensor]) -> None:
+        """Go where the suggestion is better than the current point."""
+        current = [p.detach().clone() for p in self._params]
+        torch._foreach_copy_(self._params, suggested)
+        value, gradient = evaluate().item(), self._flat_gradient()
+        assert self._point is not None
+        if value < self._point[0]:
+            self._point = value, gradient
+        else:
+            torch._foreach_copy_(self._params, current)
 
     def _refresh(self) -> None:
         self._next_refresh = max(10, 4 * self._n_steps)

@@ -15,6 +15,7 @@ from torch import nn
 
 from sklearn_mr2 import MR2Classifier, MR2ClassifierCV
 from sklearn_mr2.metrics import BestWithinTolerance, PerClassDisparityScorer
+from sklearn_mr2.mr2.classifier import Path
 
 CS = [1e-4, 1e-3, 1e-2, 1e-1]
 
@@ -51,6 +52,38 @@ def test_scored_as_it_was_chosen(data, folds, scoring, refit):
     search = MR2ClassifierCV(Cs=CS[:2], cv=folds, scoring=scoring, refit=refit).fit(*data)
     expected = check_scoring(search.best_estimator_, scoring)(search.best_estimator_, *data)
     assert search.score(*data) == pytest.approx(expected)
+
+
+def test_starts_ahead_of_the_last_solution_save_iterations(data, monkeypatch):
+    X, y = data
+    # Too many weights for the Hessian, with which most fits end at once.
+    X = np.tanh(X @ np.random.default_rng(0).normal(size=(64, 256)) / 4)
+
+    def search(Cs):
+        iterations = []
+
+        def count(model, X, y):
+            iterations.append(model.n_iter_)
+            return model.score(X, y)
+
+        estimator = MR2Classifier(tol=1e-5)
+        found = MR2ClassifierCV(estimator, Cs=Cs, cv=2, scoring=count).fit(X, y)
+        return sum(iterations), found.cv_results_["mean_test_score"]
+
+    Cs = np.logspace(0, 3, 7)
+    ahead, scores = search(Cs)
+    monkeypatch.setattr(Path, "ahead", lambda self, l2: None)
+    behind, expected = search(Cs)
+    np.testing.assert_allclose(scores, expected, atol=3e-3)
+    assert ahead < 0.8 * behind
+
+
+def test_penalties_that_no_number_tells_apart(folds):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(90, 3)), np.arange(90) % 3
+    X[:, 0] += y
+    search = MR2ClassifierCV(Cs=[1e305, 1e306, 1e307, 1e308], cv=folds).fit(X, y)
+    assert np.ptp(search.cv_results_["mean_test_score"]) == 0
 
 
 def test_several_scores(data, folds):

@@ -358,3 +358,29 @@ def test_separable_data_without_a_penalty():
     X[np.arange(200), y] += 8
     model = MR2Classifier(C=np.inf)
     assert model.fit(X, y).score(X, y) == 1
+
+
+@pytest.mark.parametrize(
+    ("suggested", "taken"), [([0.9, 2.1], True), ([-5.0, 9.0], False), ([np.nan, 0.0], False)]
+)
+def test_a_suggested_start_is_taken_where_it_is_better(suggested, taken):
+    x = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    optimizer, values, points = PreconditionedLBFGS([x], history_size=1), [], []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (x - torch.tensor([1.0, 2.0])).pow(4).sum() + 1.0
+        loss.backward()
+        points.append(x.detach().clone())
+        values.append(loss.item())
+        return loss
+
+    optimizer.suggest([torch.tensor(suggested, dtype=torch.float64)])
+    optimizer.step(closure)
+    np.testing.assert_array_equal(points[0], [0, 0])
+    np.testing.assert_array_equal(points[1], suggested)
+    start = points[1] if taken else points[0]
+    gradient = 4 * (start - torch.tensor([1.0, 2.0])).pow(3)
+    # The first step is one against the gradient at the start that was taken.
+    step = points[2] - start
+    assert torch.allclose(step / step.norm(), -gradient / gradient.norm())
